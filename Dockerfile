@@ -12,7 +12,7 @@ COPY setup.cfg pyproject.toml README.md /needs/
 RUN mkdir /needs/kafkalite \
     && touch /needs/kafkalite/__init__.py \
     && python3 -m venv /opt/kafkalite \
-    && /opt/kafkalite/bin/pip install --no-cache-dir --quiet "/needs[server,cli]"
+    && /opt/kafkalite/bin/pip install --no-cache-dir --quiet "/needs[server,cli,tls]"
 COPY setup.cfg pyproject.toml README.md /source/
 COPY kafkalite /source/kafkalite
 RUN /opt/kafkalite/bin/pip install --no-cache-dir --quiet --no-deps --force-reinstall /source
@@ -34,7 +34,8 @@ VOLUME /var/lib/kafkalite
 EXPOSE 9092 9093
 # SIGTERM is a controlled shutdown: the node hands over what it leads, answers what is in flight, syncs, leaves.
 STOPSIGNAL SIGTERM
-# Healthy: this node itself answers, is a live member of its cluster, and the cluster has a controller.
+# Healthy: this node itself answers, is a live member of its cluster, and the cluster has a controller. The
+# check logs in with KAFKALITE_CLUSTER_SECRET, which a node needs for it if its first listener requires logins.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
     CMD ["kl", "cluster", "wait", "--this-node", "--quiet", "--timeout", "8s"]
 ENTRYPOINT ["kl"]

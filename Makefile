@@ -43,7 +43,7 @@ LONE :=
 damage: ; @bin/setup all dev test && $(PYTHON) -m proof.processes.damage --self-test \
 	&& $(PYTHON) -m proof.processes.damage --cases $(CASES) $(DAMAGE) && $(PYTHON) -m proof.processes.lone_damage $(LONE)
 
-# Mutated requests of all APIs at a real broker: make fuzz MINUTES=1 FUZZ='--start 4711'
+# Mutated requests of all APIs, and logins, at a real broker: make fuzz MINUTES=1 FUZZ='--start 4711'
 MINUTES := 10
 FUZZ :=
 fuzz: ; @bin/setup all dev test && $(PYTHON) -m proof.processes.fuzz --minutes $(MINUTES) $(FUZZ)

@@ -18,6 +18,7 @@ SUITES = (
     "broker",
     "fairness",
     "quotas",
+    "security",
     "client",
     "raft",
     "groups",

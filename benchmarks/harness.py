@@ -83,7 +83,7 @@ def paired(first: Callable[[], float], second: Callable[[], float], runs: int = 
 
 
 class ServerProcess:
-    """A process of ``python -m benchmarks.servers KIND ...``, which prints its port first."""
+    """A process of ``python -m benchmarks.servers KIND ...``, which prints its ports first, one per listener."""
 
     def __init__(self, kind: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -94,10 +94,11 @@ class ServerProcess:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if not line.isdigit():
-            raise RuntimeError(f"the {kind} server did not start: {line!r}")
-        self.port = int(line)
+        words = self._process.stdout.readline().split()
+        if not words or not all(map(str.isdigit, words)):
+            raise RuntimeError(f"the {kind} server did not start: {words!r}")
+        self.ports = list(map(int, words))
+        self.port = self.ports[0]
 
     @property
     def pid(self) -> int:
@@ -114,6 +115,10 @@ class ServerProcess:
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def loop_cpu_seconds(self) -> float:
+        """Return the CPU time of the main thread, which runs the event loop, in seconds."""
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text().split()[0]) / 1e9
 
     def resident_mib(self) -> float:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():

@@ -3,7 +3,7 @@
 ``bare-rpc``     u32 length + msgpack array in, the same out: the cost of an RPC without any work.
 ``bare-append``  u32 length + bytes in: receive into one buffer, CRC-32C, pwrite, a 16-byte response.
 ``bare-send``    8 bytes in (position): one megabyte of a mapped file out, unchanged.
-``kafkalite``    the broker, ``--durability``, ``--dir``.
+``kafkalite``    the broker, ``--durability``, ``--dir``, further settings with ``--set``.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ async def bare(kind: str, directory: str | None) -> None:
         await _serve_until_terminated(lambda: BareSend(mapped))
 
 
-async def kafkalite_broker(directory: str, durability: str) -> None:
+async def kafkalite_broker(directory: str, durability: str, settings: list[str]) -> None:
     from kafkalite.broker.broker import Broker
     from kafkalite.broker.config import BrokerConfig
 
@@ -140,13 +140,14 @@ async def kafkalite_broker(directory: str, durability: str) -> None:
             "durability": durability,
             "socket.request.max.bytes": 100 * MEBIBYTE,
             "message.max.bytes": 16 * MEBIBYTE,
+            **dict(setting.split("=", 1) for setting in settings),
         },
         source="benchmark",
     )
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with Broker(config) as broker:
-        print(broker.address.rsplit(":", 1)[1], flush=True)
+        print(*(address.rsplit(":", 1)[1] for address in broker.addresses), flush=True)
         await stopped.wait()
 
 
@@ -155,9 +156,10 @@ def main() -> None:
     parser.add_argument("kind", choices=["bare-rpc", "bare-append", "bare-send", "kafkalite"])
     parser.add_argument("--dir")
     parser.add_argument("--durability", default="page-cache")
+    parser.add_argument("--set", action="append", default=[])
     arguments = parser.parse_args()
     if arguments.kind == "kafkalite":
-        uvloop.run(kafkalite_broker(arguments.dir, arguments.durability))
+        uvloop.run(kafkalite_broker(arguments.dir, arguments.durability, arguments.set))
     else:
         uvloop.run(bare(arguments.kind, arguments.dir))
 

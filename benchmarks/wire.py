@@ -6,10 +6,13 @@ A frame is encoded once and sent repeatedly, so that the server is measured.
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
+from benchmarks.harness import percentile
 from kafkalite.protocol.connection import ClientConnection
 
 
@@ -28,10 +31,11 @@ def receive_exactly(sock: socket.socket, view: memoryview) -> None:
 
 
 class Session:
-    """One handshaken connection to a broker, blocking."""
+    """One handshaken connection to a broker, blocking, over TLS with a context."""
 
-    def __init__(self, port: int) -> None:
-        self.sock = connect(port)
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        sock = connect(port)
+        self.sock = sock if tls is None else tls.wrap_socket(sock, server_hostname="localhost")
         self.connection = ClientConnection("bench")
         _, buffers = self.connection.handshake()
         self.sock.sendall(b"".join(buffers))
@@ -111,3 +115,15 @@ def round_trips(sock: socket.socket, frame: bytes, count: int, skip: Any) -> lis
         skip(sock, head, body)
         samples.append(time.perf_counter() - start)
     return samples
+
+
+def quiet_p99_ms(session: Session, frame: bytes, is_over: Callable[[int], bool]) -> float:
+    """Return the 99th percentile, in ms, of the round trips of a client that pauses 5 ms between two.
+
+    ``is_over`` receives their number, and ends the measurement.
+    """
+    samples: list[float] = []
+    while not is_over(len(samples)):
+        samples += round_trips(session.sock, frame, 1, skip_answer)
+        time.sleep(0.005)
+    return percentile(samples, 0.99) * 1e3

@@ -97,7 +97,9 @@ async def receipts(
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if len(sys.argv) == 1:
+        asyncio.run(main())
+    elif len(sys.argv) == 3 and sys.argv[2].isdecimal():
         asyncio.run(work(sys.argv[1], int(sys.argv[2])))
     else:
-        asyncio.run(main())
+        sys.exit("usage: exactly_once.py, without arguments: it starts a broker and workers of its own")

@@ -167,4 +167,9 @@ def main(address, topic="foreign"):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:]) if len(sys.argv) > 1 else sys.exit("usage: foreign_client.py HOST:PORT [TOPIC]")
+    if len(sys.argv) not in (2, 3) or not sys.argv[1].rpartition(":")[2].isdecimal():
+        sys.exit("usage: foreign_client.py HOST:PORT [TOPIC]")
+    try:
+        main(*sys.argv[1:])
+    except OSError as error:
+        sys.exit(f"usage: foreign_client.py HOST:PORT [TOPIC]; the broker at {sys.argv[1]}: {error}")

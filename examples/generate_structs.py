@@ -76,6 +76,10 @@ def main(path):
 
 
 if __name__ == "__main__":
+    usage = f"usage: {sys.argv[0]} SCHEMA > structs.rs, where SCHEMA is docs/protocol.json"
     if len(sys.argv) != 2:
-        sys.exit(f"usage: {sys.argv[0]} SCHEMA > structs.rs, where SCHEMA is docs/protocol.json")
-    main(sys.argv[1])
+        sys.exit(usage)
+    try:
+        main(sys.argv[1])
+    except (OSError, ValueError) as error:
+        sys.exit(f"{usage}; {sys.argv[1]}: {error}")

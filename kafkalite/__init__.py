@@ -1,17 +1,17 @@
 """kafkalite: a distributed commit log in pure Python.
 
-Each public name, also a module such as ``kafkalite.sync``, is imported when it is first used, so ``import
-kafkalite`` alone loads no event loop, no server and no compression library.
+The public classes and functions, and modules such as ``kafkalite.sync``, are imported when they are first
+used. Therefore ``import kafkalite`` alone loads no event loop, no server and no compression library.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from kafkalite.version import VERSION
 
+TYPE_CHECKING = False  # as in typing, whose import would delay the point from which kl handles Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any
+
     from kafkalite import errors as errors
     from kafkalite import retrying as retrying
     from kafkalite import serde as serde
@@ -79,6 +79,8 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name in _MODULES:
         return import_module(f"kafkalite.{name}")
     home = _HOME.get(name)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 class Clock(Protocol):
     def wall_ms(self) -> int:
-        """Return milliseconds since the Unix epoch, for timestamps that are shown to users. May jump."""
+        """Return milliseconds since the Unix epoch, for timestamps. May jump forward or back."""
         ...
 
     def monotonic_ms(self) -> int:
@@ -22,7 +22,7 @@ class Clock(Protocol):
         ...
 
     def monotonic_ns(self) -> int:
-        """Return the same time in nanoseconds, for measuring how long the event loop is used."""
+        """Return the time of ``monotonic_ms`` in nanoseconds, for measuring how long code runs."""
         ...
 
     async def sleep_ms(self, duration_ms: int) -> None:

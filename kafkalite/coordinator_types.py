@@ -2,8 +2,8 @@
 
 A coordinator is a state machine whose state is replayed from one partition of an internal topic. ``decide``
 reads the state and returns records and a reply, without changing the state. The broker appends the records as
-one batch and replays them at once. It sends the reply, even to a read, when the log is committed up to its
-end at that time. So no reply shows state that may still be lost (R36, R39, R40).
+one batch, replays them at once, and notes the log end offset. It sends the reply, even to a read, when the
+log is committed up to that offset. So no reply shows state that may still be lost (R36, R39, R40).
 """
 
 # Tests: tests/groups/test_machine.py, tests/transactions/test_machine.py
@@ -17,7 +17,7 @@ from kafkalite.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 
 class Instant(NamedTuple):
-    """The present time by both clocks: monotonic for timeouts, wall clock for timestamps."""
+    """A point in time on both clocks: the monotonic one for timeouts, the wall clock for timestamps."""
 
     monotonic_ms: int
     wall_ms: int
@@ -31,7 +31,7 @@ class StateRecord(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The sender of a request: its client id and host, for descriptions of groups, and its connection."""
+    """The sender of a request. Descriptions of groups show its ``client_id`` and ``host``."""
 
     client_id: str
     host: str
@@ -50,10 +50,10 @@ Topics = Mapping[str, TopicShape]
 
 
 class Decision(NamedTuple):
-    """Records to make durable, and the reply to send when they are committed.
+    """The records to append for a request, and the reply to send when they are committed.
 
-    ``records`` become one batch, so either all or none are appended. With a ``producer_id`` the batch is part
-    of that producer's transaction, and its records take effect when the transaction is committed.
+    ``records`` become one batch, so either all or none are appended. If ``producer_id`` is set, the batch is
+    part of that producer's transaction, and its records take effect when the transaction is committed.
     """
 
     records: tuple[StateRecord, ...] = ()

@@ -1,4 +1,4 @@
-"""Parses durations in options such as ``500ms``, ``1h30m`` and ``7d``, and formats them."""
+"""Parses durations such as ``500ms``, ``1h30m`` and ``7d``, and formats them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def format_duration(duration_ms: int) -> str:
     """Format milliseconds in one or two units: ``340 ms``, ``4.3 s``, ``1h30m``, ``2d5h``."""
     if duration_ms < 1000:
         return f"{duration_ms} ms"
-    if duration_ms < 60_000:
+    if duration_ms < 59_950:  # above, it is 60.0 when rounded
         return f"{duration_ms / 1000:.1f} s"
-    seconds = duration_ms // 1000
+    seconds = max(duration_ms // 1000, 60)
     for unit_s, small_s, unit, small in ((86_400, 3_600, "d", "h"), (3_600, 60, "h", "m"), (60, 1, "m", "s")):
         if seconds >= unit_s:
             return f"{seconds // unit_s}{unit}{seconds % unit_s // small_s}{small}"

@@ -1,4 +1,4 @@
-"""All errors that kafkalite raises.
+"""The errors of kafkalite's API. Some modules define errors of their own.
 
 ::
 
@@ -12,33 +12,35 @@
     ├── RecordError                  a record or batch cannot be built or read
     │   ├── SerializationError       a key or value can't be serialized or deserialized
     │   ├── CorruptBatchError        the CRC, a length or the layout is wrong
-    │   └── BatchTooLargeError       a batch exceeds a limit, also when decompressed
+    │   └── BatchTooLargeError       a batch, compressed or decompressed, exceeds a limit
     ├── StorageError                 an error of the log on disk
     │   ├── CorruptLogError          a log is damaged before its end: file, position, expected, actual
-    │   │   └── WrongFileTypeError   ... a directory, link, pipe or device is in the place of a file
+    │   │   └── WrongFileTypeError   ... for example, a directory, link or pipe is in the place of a file
     │   ├── StorageExhaustedError    a resource is exhausted; nothing was written, a later attempt may succeed
     │   │   ├── DiskFullError        ... space on the disk
     │   │   └── TooManyOpenFilesError ... file descriptors
     │   ├── LogOfflineError          a write or sync failed earlier; the log refuses appends
+    │   ├── ShortLeaderError         a leader lacks committed records that its follower has
     │   └── DataDirectoryError       the directory is locked, or has another cluster id or version
+    │       └── DamagedIdentityError ... its node.json is damaged
     ├── ClientError                  raised by producer, consumer, admin
     │   ├── ClientClosedError
     │   ├── ForkedClientError        a blocking client is used in a process forked from its own
     │   ├── ConnectionFailedError    no broker could be reached
     │   │   └── AuthenticationError
     │   │       ├── SslAuthenticationError ... because client and broker did not agree on TLS and certificates
-    │   │       └── SaslAuthenticationError ... because the broker refused the login, or requires one
+    │   │       └── SaslAuthenticationError ... because the client could not log in
     │   ├── RequestTimeoutError
     │   ├── DeliveryTimeoutError     delivery.timeout.ms passed; the outcome is unknown
     │   ├── DeliveryFailedError      flush() or close() found records that were not delivered
-    │   ├── RecordTooLargeError      one record exceeds max.request.size
+    │   ├── RecordTooLargeError      a record or a prebuilt batch exceeds max.request.size
     │   ├── BufferFullError          buffer.memory stayed full for max.block.ms
     │   ├── NotSubscribedError       a consumer without topics or partitions was asked for records
     │   ├── NoOffsetError            there is no position, and auto.offset.reset is none
     │   ├── LogTruncationError       records that were read are no longer in the log
-    │   ├── CommitFailedError        the consumer was expelled; its partitions may have other owners
-    │   ├── MaxPollIntervalError     the application exceeded max.poll.interval.ms; the consumer left
-    │   ├── TransactionAbortedError  the record was part of a transaction that was aborted
+    │   ├── CommitFailedError        offsets were not committed: for example, the consumer was expelled
+    │   │   └── MaxPollIntervalError the application exceeded max.poll.interval.ms; the consumer left
+    │   ├── TransactionAbortedError  the transaction of the record was aborted or has ended
     │   └── TransactionStateError    the call is not valid in the state of the transaction
     └── BrokerError                  an error code in a response; one class per code
 """
@@ -90,6 +92,7 @@ class ErrorCode(enum.IntEnum):
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
     INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
     INVALID_CONFIG = 40
     NOT_CONTROLLER = 41
     INVALID_REQUEST = 42
@@ -121,6 +124,7 @@ class ErrorCode(enum.IntEnum):
     FENCED_INSTANCE_ID = 82
     ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
     ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
     UNSTABLE_OFFSET_COMMIT = 88
@@ -148,7 +152,10 @@ class ErrorCode(enum.IntEnum):
 
 
 class KafkaliteError(Exception):
-    """The base class of all errors. ``hint`` is what the user can do about it, or empty."""
+    """The base class of kafkalite's errors. ``hint`` states what the user can do; it may be empty."""
+
+    #: Whether a client gave up because the controllers have (probably) lost their majority.
+    is_quorum_lost = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -196,8 +203,8 @@ class RemoteProtocolError(ProtocolError): ...
 class RecordError(KafkaliteError):
     """A record or batch that cannot be built or read.
 
-    The attributes are set if a consumer raises the error for a fetched batch. ``seek(error.topic_partition,
-    error.next_offset)`` then skips the batch.
+    The attributes are set if a consumer raises the error for a fetched batch. Unless ``next_offset`` is None,
+    ``seek(error.topic_partition, error.next_offset)`` then skips the batch (SerializationError: the record).
     """
 
     topic_partition: TopicPartition | None = None
@@ -231,9 +238,9 @@ class CorruptLogError(StorageError):
 
 
 class WrongFileTypeError(CorruptLogError, OSError):
-    """A file in the data directory has the wrong type: for example, it is a directory or a pipe.
+    """A path in the data directory has the wrong file type: for example, a directory instead of a file.
 
-    The file was not opened, so the error is an OSError, too.
+    The path could not be opened as the expected type, so the error is an OSError, too.
     """
 
     def __init__(self, *, path: str, expected: str, actual: str) -> None:
@@ -263,8 +270,9 @@ class LogOfflineError(StorageError): ...
 class ShortLeaderError(StorageError):
     """A follower refuses to truncate committed records that its leader lacks (R49).
 
-    ``offset`` is the end of the leader's log, to which the follower would have to truncate. ``committed_end``
-    is the end of the records that the follower knows to be committed. Both are exclusive.
+    ``offset`` is the offset to which the follower would have to truncate its log, because the leader's log
+    ends or differs there. ``committed_end`` is the exclusive end of the records that the follower knows to be
+    committed.
     """
 
     def __init__(self, *, partition: object, leader_id: int, offset: int, committed_end: int) -> None:
@@ -281,6 +289,9 @@ class ShortLeaderError(StorageError):
 class DataDirectoryError(StorageError): ...
 
 
+class DamagedIdentityError(DataDirectoryError): ...
+
+
 class ClientError(KafkaliteError): ...
 
 
@@ -293,6 +304,9 @@ class ForkedClientError(ClientError): ...
 class ConnectionFailedError(ClientError): ...
 
 
+#: The hint of an error that is caused by a name without an address.
+HOST_NAME_HINT: Final = "check the host name"
+
 #: The hint of an error that is caused by plain text where TLS is expected, or by TLS where it is not.
 TLS_HINT: Final = (
     "security.protocol of the client must be that of the listener: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL"
@@ -300,19 +314,19 @@ TLS_HINT: Final = (
 
 
 class AuthenticationError(ConnectionFailedError):
-    """Client and broker do not accept each other. The base of the errors of TLS and of logins.
+    """The TLS handshake or the login failed.
 
-    A client that opens raises it at once. An open client tries again: certificates may be renewed, and users
-    added.
+    While a client is being opened, it does not retry after this error. An open client does, because
+    certificates may be renewed, and users added.
     """
 
 
 class SslAuthenticationError(AuthenticationError):
-    """The TLS handshake failed: one side refused the other's certificate, or does not speak TLS."""
+    """Client and broker did not agree on TLS: for example, one of them refused the other's certificate."""
 
 
 class SaslAuthenticationError(AuthenticationError):
-    """The broker refused the login of this client, or requires a login, or offers none."""
+    """The client could not log in: for example, the broker refused its password, or requires a login."""
 
 
 class RequestTimeoutError(ClientError): ...
@@ -324,17 +338,22 @@ class DeliveryTimeoutError(ClientError): ...
 class DeliveryFailedError(ClientError):
     """flush() or close() found failed records whose errors the application has not retrieved.
 
-    ``counts`` maps (topic, partition) to the number of those records; ``__cause__`` is the first error.
+    ``counts`` maps (topic, partition) to the number of those records. The partition is -1 for records that
+    were not assigned to one yet. ``__cause__`` is the first error.
     """
 
     def __init__(self, counts: Mapping[tuple[str, int], int], first_error: Exception) -> None:
         total = sum(counts.values())
         first_five = list(counts.items())[:5]
-        shown = ", ".join(f"{topic}-{partition}: {count}" for (topic, partition), count in first_five)
+        shown = ", ".join(
+            f"{topic if partition < 0 else f'{topic}-{partition}'}: {count}"
+            for (topic, partition), count in first_five
+        )
         if len(counts) > len(first_five):
             shown += f" and {len(counts) - len(first_five)} more partitions"
         super().__init__(
-            f"{total} records were not delivered ({shown}); the first error: {first_error}",
+            f"{total} {'record was' if total == 1 else 'records were'} not delivered ({shown});"
+            f" the first error: {first_error}",
             hint="await the deliveries, or pass on_delivery, to see which records",
         )
         self.counts = dict(counts)
@@ -356,9 +375,10 @@ class NoOffsetError(ClientError):
 
 
 class LogTruncationError(ClientError):
-    """An unclean leader election removed records that the consumer had already read (KIP-320).
+    """Records that the consumer had already read are no longer in the log (KIP-320).
 
-    The log is unchanged up to ``diverging_offset`` (exclusive), and differs from that offset on.
+    The records below ``diverging_offset`` are still those that were read. From that offset on, the log
+    differs.
     """
 
     def __init__(self, message: str, *, diverging_offset: int, hint: str = "") -> None:
@@ -367,15 +387,15 @@ class LogTruncationError(ClientError):
 
 
 class CommitFailedError(ClientError):
-    """The offsets were not committed: the consumer was expelled or no longer owns a partition (R39)."""
+    """Offsets were not committed: the consumer is no member, or does not own one of the partitions (R39)."""
 
 
 class MaxPollIntervalError(CommitFailedError):
-    """The consumer left its group because the application did not poll for max.poll.interval.ms."""
+    """The consumer left its group because the application read no records for max.poll.interval.ms."""
 
 
 class TransactionAbortedError(ClientError):
-    """The transaction was aborted before the record was acknowledged. Consumers never read the record."""
+    """The transaction of the record was aborted or has ended. No read_committed consumer gets the record."""
 
 
 class TransactionStateError(ClientError):
@@ -383,7 +403,7 @@ class TransactionStateError(ClientError):
 
 
 class BrokerError(KafkaliteError):
-    """An error code in a broker's response. Each code has its own subclass, as an import check ensures."""
+    """An error code in a broker's response. Each code except NONE has its own subclass."""
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
     retriable: ClassVar[bool] = False
@@ -415,10 +435,11 @@ _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 
 
 def broker_error(code: int, message: str = "", *, about: str = "") -> BrokerError:
-    """Return the exception for an error code: UnknownServerError if the code is unknown.
+    """Return the exception for an error code other than NONE: UnknownServerError if the code is unknown.
 
     ``about`` names the affected object, such as a partition; it is put before ``message`` unless ``message``
-    contains it. If ``message`` ends with the default hint of the error's class, that hint is removed.
+    contains it. If ``message`` ends with the default hint of the error's class in parentheses, the hint is
+    removed from it.
     """
     try:
         cls = _CLASS_BY_CODE[ErrorCode(code)]
@@ -489,6 +510,12 @@ class InvalidPartitionsError(BrokerError): ...
 class InvalidReplicationFactorError(BrokerError): ...
 
 
+class InvalidReplicaAssignmentError(BrokerError): ...
+
+
+class NoReassignmentInProgressError(BrokerError): ...
+
+
 class InvalidConfigError(BrokerError): ...
 
 
@@ -511,7 +538,7 @@ class KafkaStorageError(
     refresh_metadata=True,
     hint="'kl cluster status' shows damaged logs and full disks; see also the broker's log",
 ):
-    """A broker cannot read or write a log: it is damaged, its disk has failed, or its disk is full."""
+    """A broker cannot read or write a log: for example, the log is damaged, or its disk is full."""
 
     topic_partition: TopicPartition | None = None  #: set if a consumer raises the error
 
@@ -569,7 +596,9 @@ class UnsupportedSaslMechanismError(
 class IllegalSaslStateError(BrokerError): ...
 
 
-class SaslAuthenticationFailedError(BrokerError, hint="check sasl.username and sasl.password"): ...
+class SaslAuthenticationFailedError(
+    BrokerError, hint="check sasl.username and sasl.password, or the token"
+): ...
 
 
 class OutOfOrderSequenceNumberError(

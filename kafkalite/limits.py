@@ -1,7 +1,6 @@
-"""All fixed limits with their reasons, and assertions about the relations between them.
+"""Limits that are not configurable, and assertions about the relations between them.
 
-The limits here are not configurable. If a value is configurable, its option declares the default, and this
-module the maximum.
+Some of them are the maximum or the minimum of an option, whose default is declared with the option.
 """
 
 # Tests: tests/protocol/test_codec_properties.py
@@ -30,6 +29,7 @@ MAX_PAYLOAD_BYTES_BEFORE_HANDSHAKE: Final = 0
 # (max.request.partition.size.limit).
 MAX_ITEMS_PER_REQUEST: Final = 100_000
 MAX_INTEGERS_PER_LIST: Final = 128  # replicas of a partition; not counted until the list is decoded
+MAX_ENTRIES_PER_MAP: Final = 128  # options of a new topic, of which there are fewer
 MAX_NESTING: Final = 16  # levels of nested msgpack arrays; the deepest message has 5
 
 RECORD_BATCH_HEADER_BYTES: Final = 61
@@ -59,8 +59,14 @@ MAX_TOPICS_PER_REQUEST: Final = 10_000
 MAX_TXN_GROUP_MEMBERS: Final = 10_000  # writers with an open transaction; finish() writes a record for each
 MAX_RESOURCES_PER_REQUEST: Final = 200  # in DescribeConfigs: each has about 40 options of 200 bytes
 MAX_GROUPS_PER_REQUEST: Final = 1_000  # in requests to describe or delete; a group may have 1,000 members
+MAX_OWNED_PER_REQUEST: Final = 20_000  # in a heartbeat: parts of topics, with up to 128 partitions each
+MAX_KEYS: Final = 1_000  # in FindCoordinator
+MAX_IDS: Final = 1_000  # in DescribeTransactions
+MAX_STATES_PER_REQUEST: Final = 16  # in ListGroups and ListTransactions; there are fewer states
+MAX_QUOTA_PARTS: Final = 16  # of an entity or a filter, and quotas of an entity; there are fewer
 MAX_ACLS: Final = 10_000  # of the cluster; every node keeps them in memory, about 1 KB each
 MAX_ACLS_PER_REQUEST: Final = 1_000  # ACLs or credentials in a request that changes them
+MAX_USERS_PER_REQUEST: Final = 1_000  # in DescribeUserScramCredentials
 MAX_CREDENTIALS: Final = 10_000  # of users; one for each user and mechanism
 MAX_USER_NAME_BYTES: Final = 255  # in UTF-8, so that a response can list all users
 MAX_PARTITIONS_PER_REQUEST: Final = 10_000  # to create; bounds the size of one entry in the metadata log

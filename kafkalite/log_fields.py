@@ -12,8 +12,8 @@ MAX_VALUE_CHARACTERS: Final = 300
 
 
 class Fields:
-    """The named values of a log message, in order. Control characters are escaped, and values are cut to
-    MAX_VALUE_CHARACTERS unless they are ``Uncut`` (S13)."""
+    """The named values of a log message, in order. ``str`` returns ``name=value`` for each of them, with the
+    value as ``printable`` returns it (S13)."""
 
     __slots__ = ("values",)
 
@@ -25,13 +25,13 @@ class Fields:
 
 
 class Uncut(str):
-    """Text that is never truncated, because a part of it is useless: a command with a path."""
+    """Text that ``printable`` does not truncate, such as a command, of which a part would be useless."""
 
     __slots__ = ()
 
 
 def text_of(value: Any) -> str:
-    """Return ``str(value)``. If that raises, as a user's exception may do, return the name of its type."""
+    """Return ``str(value)``. If that raises, return a text with the types of the value and of the error."""
     try:
         return str(value)
     except Exception as error:
@@ -39,11 +39,16 @@ def text_of(value: Any) -> str:
 
 
 def printable(value: Any) -> str:
-    """Return ``value`` as one line of text, control characters escaped. It is truncated to
-    MAX_VALUE_CHARACTERS unless it is ``Uncut``."""
+    """Return ``str(value)`` as one line. Unless ``value`` is ``Uncut``, text after the first
+    MAX_VALUE_CHARACTERS is replaced by "…". Then characters that are not printable are escaped."""
     text = text_of(value)
     if len(text) > MAX_VALUE_CHARACTERS and not isinstance(value, Uncut):
         text = text[:MAX_VALUE_CHARACTERS] + "…"
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """Return ``text`` as one line, in which characters that are not printable are escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -1,8 +1,8 @@
 """An event loop in its own thread, for callers that block.
 
-The blocking clients share one such thread for the whole process, started at first use. A process forked from
-this one starts its own, because threads do not survive a fork. The loop is uvloop's if that is installed and
-the environment does not have ``KAFKALITE_UVLOOP=0``.
+All blocking clients of a process share one such thread, which is started at its first use. A forked process
+starts another thread, because threads do not survive a fork. The loop is uvloop's if uvloop is installed,
+unless the environment variable ``KAFKALITE_UVLOOP`` is 0, false, no or off.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run the coroutine in the loop and return its result, or raise its error.
 
-        Raises TimeoutError after ``timeout_s`` (None: no limit), and KeyboardInterrupt on Ctrl-C; then the
-        coroutine is cancelled.
+        Also raises TimeoutError after ``timeout_s`` (None: no limit), KeyboardInterrupt on Ctrl-C, and the
+        errors of ``check_outside``. After a timeout or Ctrl-C, the coroutine is cancelled.
         """
         self.check_outside(coroutine)
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
@@ -86,7 +86,7 @@ class LoopThread:
     def check_outside(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Check that the caller can wait for ``coroutine``. Otherwise close ``coroutine`` and raise an error.
 
-        Raises ClientError if the caller runs in the loop's own thread, which would deadlock, and
+        Raises ClientError if the caller runs in the loop's own thread, where waiting would deadlock, and
         ForkedClientError in a process that was forked after the thread had started.
         """
         if self.is_forked:
@@ -102,7 +102,7 @@ class LoopThread:
     def close(self, timeout_s: float | None = None) -> None:
         """Stop the loop and cancel its tasks. Wait for the thread up to ``timeout_s`` (None: no limit).
 
-        May be called twice.
+        May be called twice. Has no effect in the loop's own thread.
         """
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -156,7 +156,7 @@ _shared: tuple[int, LoopThread] | None = None  # (id of the process that started
 
 
 def shared_loop_thread() -> LoopThread:
-    """Return the loop thread that all blocking clients of this process share."""
+    """Return the loop thread that all blocking clients of this process share. Start it if it does not run."""
     global _shared
     with _lock:
         if _shared is None or _shared[0] != os.getpid() or not _shared[1].is_alive:

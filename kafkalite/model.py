@@ -1,7 +1,6 @@
-"""Types that every package uses, and the special values of the protocol.
+"""Types that several packages use, and the special values of the protocol.
 
-Records and addresses are ``NamedTuple``: immutable, and built at C speed. ``map(Record._make,
-zip(...))`` builds several million a second; frozen dataclasses are slower.
+Records and addresses are named tuples because these are built faster than frozen dataclasses.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ LeaderEpoch = NewType("LeaderEpoch", int)
 
 #: Prefix of internal topics.
 INTERNAL_PREFIX: Final = "__"
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
 
 NO_OFFSET: Final = -1
 NO_EPOCH: Final = -1
@@ -50,18 +51,24 @@ DEFAULT_ENTITY: Final = ""
 
 
 class QuotaEntity(NamedTuple):
-    """Whom a quota is for: a user, a client id, or both together; or the address of connections (KIP-546).
+    """What a quota applies to: a user, a client id, a user with a client id, or an IP address (KIP-546).
 
-    None: not part of the entity. DEFAULT_ENTITY: each name that has no quota of its own.
+    A field that is None is not part of the entity. DEFAULT_ENTITY stands for all names that have no quota of
+    their own.
     """
 
     user: str | None = None
     client_id: str | None = None
     ip: str | None = None
 
+    def __str__(self) -> str:
+        """Return the entity as text, such as ``user alice, default client id``."""
+        named = [(key.replace("_", " "), name) for key, name in self._asdict().items() if name is not None]
+        return ", ".join(f"{kind} {name}" if name else f"default {kind}" for kind, name in named)
+
 
 class Acks(enum.IntEnum):
-    """The acknowledgement for which a produce request waits; in configurations ``0``, ``1`` or ``all``."""
+    """The values ``0``, ``1`` and ``all`` of the option ``acks``: the acknowledgement to wait for."""
 
     NONE = 0
     LEADER = 1
@@ -145,7 +152,10 @@ class ProducerRecord(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """The address and timestamp of an acknowledged record. ``offset`` is NO_OFFSET (-1) with ``acks=0``."""
+    """The address and timestamp of a record that was sent.
+
+    ``offset`` is NO_OFFSET (-1) with ``acks=0``, and in the call of an interceptor for a record that failed.
+    """
 
     topic: str
     partition: int
@@ -168,7 +178,10 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class GroupMetadata(NamedTuple):
-    """The sender of a commit: a member with its epoch, or a client without membership ("", NO_EPOCH)."""
+    """The sender of an offset commit: a member with its epoch, or a client that is not a member.
+
+    In the second case, ``member_id`` is empty and ``member_epoch`` is NO_EPOCH.
+    """
 
     group_id: str
     member_id: str = ""
@@ -179,8 +192,28 @@ class GroupMetadata(NamedTuple):
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
+#: The names that ``is_host_name`` accepts, for error messages.
+HOST_WORDS: Final = "a valid host name: UTF-8 without spaces, and 1 to 63 characters between its dots"
+
+
+def is_host_name(host: str) -> bool:
+    """Whether a resolver accepts ``host``: a host name, or an IP address without brackets.
+
+    The parts between dots have 1 to 63 characters, after their conversion to ASCII (RFC 1035, RFC 3490).
+    """
+    try:
+        host.encode()  # fails for bytes that are not UTF-8, such as those of an argument of a command
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return host.isprintable() and " " not in host
+
+
 def topic_name_problem(name: str) -> str | None:
-    """Return why ``name`` is no valid topic name (S14: 1 to 249 of [a-zA-Z0-9._-]); None if it is valid."""
+    """Return the reason why ``name`` is not a valid topic name, or None if it is valid (S14).
+
+    A valid name has 1 to 249 of the characters [a-zA-Z0-9._-], and is not ``.`` or ``..``.
+    """
     if not name:
         return "a topic name must not be empty"
     if name in {".", ".."}:

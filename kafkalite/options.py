@@ -1,11 +1,12 @@
 """Options. Each is declared once, with its name, type, default, bounds and documentation.
 
-Each kind of options (of topics, brokers, producers, consumers) has a registry. Option names are Kafka's
-dotted names. The Python name has underscores instead of dots.
+There is a registry for each kind of options, such as those of topics or those of producers. Option names are
+dotted, as in Kafka. The Python name has underscores instead of dots and hyphens.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
@@ -14,7 +15,7 @@ from kafkalite.durations import parse_duration
 from kafkalite.errors import ConfigError
 from kafkalite.suggestions import did_you_mean
 
-Kind = Literal["int", "float", "bool", "string", "list"]
+Kind = Literal["int", "float", "bool", "string", "list", "callable"]
 
 _TRUE: Final = {"true", "yes", "on", "1"}
 _FALSE: Final = {"false", "no", "off", "0"}
@@ -22,7 +23,8 @@ _FALSE: Final = {"false", "no", "off", "0"}
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. ``minimum`` and ``maximum`` are inclusive. ``choices`` are the allowed values, parsed."""
+    """One option. ``minimum`` and ``maximum`` are inclusive. ``choices`` are the values that ``parse`` may
+    return; None allows any."""
 
     name: str
     kind: Kind
@@ -46,7 +48,8 @@ class Option:
             return "one of " + ", ".join(str(choice) or "nothing" for choice in self.choices)
         if self.kind in {"int", "float"}:
             return self._allowed_numbers + (", or a time such as 90s or 7d" if self._may_have_unit else "")
-        return {"bool": "true or false", "string": "text", "list": "a comma-separated list"}[self.kind]
+        words = {"bool": "true or false", "string": "text", "list": "a comma-separated list"}
+        return words.get(self.kind, "a function, set in Python")
 
     @property
     def _allowed_numbers(self) -> str:
@@ -67,7 +70,7 @@ class Option:
     def parse(self, value: Any, *, source: str = "") -> Any:
         """Convert ``value`` (text, or already typed) to this option's type. Raises ConfigError.
 
-        ``source`` names the origin of the value in errors.
+        None is returned unchanged. ``source`` names the origin of the value in errors.
         """
         parsed = self._coerce(value)
         if parsed is None and value is not None:
@@ -83,10 +86,11 @@ class Option:
         return parsed
 
     def _refused(self, value: Any, source: str) -> ConfigError:
-        return ConfigError(key=self.name, value=value, allowed=self.allowed, source=source)
+        shown = "(not shown)" if self.is_secret else value
+        return ConfigError(key=self.name, value=shown, allowed=self.allowed, source=source)
 
     def _coerce(self, value: Any) -> Any:
-        """Convert the value to this option's type. Return None if that is impossible."""
+        """Convert the value to this option's type. Return None if that is impossible, or for None."""
         if value is None:
             return None
         match self.kind:
@@ -94,13 +98,16 @@ class Option:
                 number = _as_number(int, value)
                 return _as_ms(value) if number is None and self._may_have_unit else number
             case "float":
-                return _as_number(float, value)
+                fraction = _as_number(float, value)
+                return fraction if fraction is None or math.isfinite(fraction) else None
             case "bool":
                 return _as_bool(value)
             case "string":
                 return value if isinstance(value, str) else str(value) if isinstance(value, int) else None
             case "list":
                 return _as_list(value)
+            case "callable":
+                return value if callable(value) else None
 
 
 def _as_number(number: type[int] | type[float], value: Any) -> float | None:
@@ -157,7 +164,7 @@ class OptionRegistry:
         return name in self._names
 
     def get(self, name: str, *, source: str = "") -> Option:
-        """Return the option with this name. Raise ConfigError, which suggests a similar name, if unknown."""
+        """Return the option with this name or alias. Raise ConfigError if there is none."""
         canonical = self._names.get(name)
         if canonical is None:
             hint = did_you_mean(
@@ -220,7 +227,7 @@ def option_field(
 
 
 def options_of(config_class: Any) -> OptionRegistry:
-    """Return the registry of all options that a dataclass declares with ``option_field``."""
+    """Return a registry of the options of a dataclass. Each of its fields must declare an option."""
     return OptionRegistry(
         replace(option, name=option.name or name.replace("_", "."))
         for name, option in ((one.name, one.metadata["option"]) for one in fields(config_class))

@@ -32,7 +32,7 @@ def stdin_for_children() -> int:
 def stop_with_parent() -> None:
     """If PARENT_PIPE is set, stop this process when its parent ends.
 
-    Sends SIGTERM to this process, and exits STOP_LIMIT_S later if it has not stopped by then.
+    The process then receives SIGTERM. If it still runs STOP_LIMIT_S later, it exits with status 1.
     """
     if os.environ.pop(PARENT_PIPE, None):
         threading.Thread(target=_watch, name="parent", daemon=True).start()

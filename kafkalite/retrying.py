@@ -1,5 +1,4 @@
-"""Calls a function for each record that a consumer group reads, and retries if the function fails. Records
-that keep failing go to a dead-letter topic.
+"""Calls a function for each record of some topics, and retries if the function fails.
 
 ::
 
@@ -7,14 +6,13 @@ that keep failing go to a dead-letter topic.
 
     await retrying.run(charge, "orders", group_id="billing", bootstrap_servers="localhost:9092")
 
-A record that fails is retried after a backoff. A retry *in place* keeps the order: the later records of the
-partition wait. With *delay topics*, the record is sent to another topic and read from there after the
-backoff; the later records do not wait. After the last attempt, the record is sent to the dead-letter topic
-with the cause in its headers (``cause_of``).
+A record for which the function raises an exception is retried after a backoff. A retry *in place* keeps the
+order: all later records of this consumer wait. With *delay topics*, the record is sent to another topic and
+read from there after the backoff; the later records do not wait. After the last attempt, the record is sent
+to the dead-letter topic with the cause in its headers (``cause_of``).
 
-Every record is handled or sent to the dead-letter topic at least once: its offset is committed only after the
-function has returned, or after the delay or dead-letter topic has acknowledged the record. After a crash in
-between, the record is handled again.
+The offset of a record is committed only after the function has returned, or after the delay or dead-letter
+topic has acknowledged the record. So no record is lost in a crash, but a record may be handled twice.
 """
 
 from __future__ import annotations
@@ -70,9 +68,9 @@ Handler = Callable[[Record[Any, Any]], Awaitable[object] | object]
 class Policy:
     """How often, when and where a record is retried.
 
-    The pause before attempt n + 1 is ``first_delay_ms`` doubled n - 1 times, at most ``max_delay_ms``, varied
-    by up to 20 %. In topic names, ``{topic}`` and ``{group}`` stand for the record's original topic and the
-    consumer group.
+    The pause before attempt n + 1 is ``first_delay_ms`` doubled n - 1 times, at most ``max_delay_ms`` (but at
+    least ``first_delay_ms``), varied by up to 20 %. In topic names, ``{topic}`` and ``{group}`` stand for the
+    record's original topic and the consumer group.
     """
 
     #: The maximum number of attempts, including the first. In place, a crash resets the count; with delay
@@ -105,7 +103,7 @@ class Policy:
             raise ConfigError(key="give_up_on", value=self.give_up_on, allowed=allowed) from error
 
     def delay_topic(self, topic: str, group_id: str, attempts: int) -> str:
-        """Return the topic for records of ``topic`` that have failed ``attempts`` times."""
+        """Return the delay topic for records of ``topic`` that have failed ``attempts`` times."""
         return f"{topic}.{group_id}.retry-{attempts}"
 
     def dead_letter_topic(self, topic: str, group_id: str) -> str | None:
@@ -130,7 +128,10 @@ _TEXTS: Final = {"topic", "error_type", "error_message"}
 
 
 def cause_of(record: Record[Any, Any]) -> Cause | None:
-    """Return the cause in the headers of a record in a delay or dead-letter topic; None for other records."""
+    """Return the cause in the headers of a record, or None if the headers have no valid cause.
+
+    Each record that ``run`` sends to a delay or dead-letter topic has a cause.
+    """
     texts = {name[len(_HEADER) :]: value or b"" for name, value in record.headers if name.startswith(_HEADER)}
     if not texts.keys() >= set(Cause._fields):
         return None
@@ -160,16 +161,18 @@ async def run(
     rng: Rng | None = None,
     **settings: Any,
 ) -> None:
-    """Call ``handler`` for every record of ``topics``, until cancelled, as a member of the group.
+    """Consume ``topics`` as a member of the group, and call ``handler`` for each record, until cancelled.
 
     ``handler`` gets the record with its original address, also after a delay. A record that can't be
     deserialized goes to the dead-letter topic without an attempt. ``settings`` and ``config`` are those of a
     consumer; the default of auto.offset.reset is earliest. Missing delay and dead-letter topics are created
-    with as many partitions as the record's topic, and take records of up to 32 MiB.
+    with the partition count of the topic in ``topics`` (1 if that is missing, too) and a max.message.bytes of
+    32 MiB.
 
-    Raises the errors of consumer, producer and admin; ConfigError if the handler does not accept one record,
-    or the settings turn auto-commit off or ask for at-most-once; and, with ``dead_letter=None``, the error of
-    the last attempt.
+    Raises the errors of consumer, producer and admin client. Raises ConfigError if ``policy`` is not a
+    Policy, ``handler`` can't be called with one record, the settings turn auto-commit off or select
+    at-most-once, or the dead-letter topic of one of ``topics`` is that topic itself or one of its delay
+    topics. If ``policy.dead_letter`` is None, raises the error of the last attempt or the SerializationError.
     """
     _check_handler(handler)
     if not isinstance(policy, Policy):
@@ -300,7 +303,8 @@ class _Retrier:
     async def take(self, record: Record) -> None:
         """Handle ``record``, and return when its offset may be committed.
 
-        If the record is in a delay topic and not due yet, return after pausing its partition until it is due.
+        If the record is in a delay topic and not due yet, seek back to it, pause its partition until it is
+        due, and return at once.
         """
         # Outside of delay topics, the headers are ignored: an operator may have sent a dead letter back to
         # its original topic, where its attempts are counted from 0.
@@ -348,9 +352,10 @@ class _Retrier:
             await self._clock.sleep_ms(delay_ms)
 
     async def _handle(self, record: Record[Any, Any]) -> None:
-        """Call the handler. Raises its error.
+        """Call the handler and wait for its end. Raises its error.
 
-        If the handler raises CancelledError although this task was not cancelled, raises RuntimeError.
+        Raises RuntimeError if the handler raises CancelledError although this task was not cancelled, or if a
+        handler that is not a coroutine function raises StopIteration.
         """
         try:
             if self._is_async:
@@ -397,7 +402,7 @@ class _Retrier:
         await self._producer.send(topic, record.value, record.key, headers=[*record.headers, *headers])
 
     async def _wait_until_due(self, record: Record, due_ms: int) -> None:
-        """Seek back to ``record`` and pause its partition until ``due_ms``, then return. Does not wait."""
+        """Seek back to ``record`` and pause its partition. A task resumes the partition at ``due_ms``."""
         tp = TopicPartition(record.topic, record.partition)
         self._consumer.pause(tp)
         await self._consumer.seek(tp, record.offset)

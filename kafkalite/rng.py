@@ -1,4 +1,4 @@
-"""The Rng interface. Code gets its random numbers from an Rng argument, so that a seed reproduces a run."""
+"""The Rng interface. Code that must be reproducible gets its random numbers from an Rng argument."""
 
 # Tests: tests/sim/test_seeds.py
 

@@ -6,8 +6,8 @@
     Consumer("orders", value_deserializer=serde.json)
 
 Each of them is both a serializer and a deserializer. Clients also accept any function of one argument, and
-any object with a method ``serialize`` or ``deserialize``. These are not called for None, which is sent and
-returned as None.
+any object with a method ``serialize`` or ``deserialize``. They call no serializer or deserializer for None,
+which is sent and returned as None.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ AnyDeserializer = Deserializer[T] | Callable[[bytes], T]
 
 @dataclass(frozen=True, slots=True)
 class Serde(Generic[T]):
-    """A pair of functions that is both a serializer and a deserializer."""
+    """A serializer and deserializer, made of one function for each direction."""
 
     name: str
     to_bytes: Callable[[T], bytes]
@@ -104,7 +104,8 @@ integer: Final[Serde[int]] = Serde(
 def function_of(given: Any, method: str) -> Callable[[str, Any], Any]:
     """Return ``given``, a function or an object with ``method``, as a function of a topic and a value.
 
-    ``method`` is "serialize" or "deserialize". Raises ConfigError if ``given`` is neither.
+    Raises ConfigError if ``given`` is neither a function nor such an object. ``method`` is "serialize" or
+    "deserialize".
     """
     bound: Callable[[str, Any], Any] | None = getattr(given, method, None)
     if bound is not None:

@@ -1,4 +1,4 @@
-"""The hint for a name that does not exist: the most similar one that does."""
+"""Suggests an existing name that is similar to an unknown one."""
 
 # Tests: tests/vocabulary/test_suggestions.py
 

@@ -7,7 +7,8 @@
     with sync.Broker() as broker, sync.Producer(broker.bootstrap_servers) as producer:
         print(producer.send("orders", b"...").result(timeout=10).offset)
 
-The clients share one event loop in a background thread; Ctrl-C interrupts every call that waits.
+Clients and brokers share one event loop in a background thread. Ctrl-C interrupts a waiting call in the main
+thread.
 """
 
 # Tests: tests/client/test_twin.py
@@ -65,7 +66,7 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Complete the requests in flight, then stop. May be called more than once."""
+        """Wait a limited time for the requests in flight, then stop. May be called more than once."""
         if self._broker is not None:
             self._thread.run(self._broker.stop())
 
@@ -77,13 +78,13 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """The address of the first listener, with its actual port."""
+        """The first of ``addresses``."""
         address: str = self._started.address
         return address
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The address of each listener, with its actual port."""
+        """The advertised address of each listener or, without one, its own address with its actual port."""
         addresses: tuple[str, ...] = self._started.addresses
         return addresses
 

@@ -1,6 +1,6 @@
-"""The security options that brokers and clients have in common, with Kafka's names and defaults.
+"""The TLS options that brokers and clients have in common, and the names of protocols and mechanisms.
 
-Certificates and keys are PEM files, Kafka's ``ssl.keystore.type=PEM`` (KIP-651).
+The options have Kafka's names. Certificates and keys are in PEM files (KIP-651).
 """
 
 # Tests: tests/transport/test_tls_context.py
@@ -21,8 +21,9 @@ SSL: Final = "SSL"
 SASL_PLAINTEXT: Final = "SASL_PLAINTEXT"
 SASL_SSL: Final = "SASL_SSL"
 SECURITY_PROTOCOLS: Final = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
+OAUTHBEARER: Final = "OAUTHBEARER"
 #: The mechanisms of logins.
-SASL_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
+SASL_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN", OAUTHBEARER)
 WITH_TLS: Final = frozenset({SSL, SASL_SSL})
 WITH_LOGIN: Final = frozenset({SASL_PLAINTEXT, SASL_SSL})
 
@@ -90,7 +91,7 @@ def tls_field(name: str) -> Any:
 
 
 class TlsConfig(Protocol):
-    """A config with the options of this module."""
+    """The attributes of a config from which ``TlsContext`` builds a TLS context."""
 
     @property
     def ssl_keystore_location(self) -> str | None: ...

@@ -144,7 +144,12 @@ async def _create_many_groups() -> str | None:
 async def _commit_many_offsets() -> str | None:
     """Check that no offset is added beyond group.max.offsets (S26)."""
     codes = Coordinator(GroupSettings(max_offsets=1), t=2).commit({(_TOPIC, 0): 1, (_TOPIC, 1): 1})
-    return None if codes == [0, ErrorCode.POLICY_VIOLATION] else "a group has more than group.max.offsets"
+    if codes != [0, ErrorCode.POLICY_VIOLATION]:
+        return "a group has more than group.max.offsets"
+    coordinator = Coordinator(GroupSettings(max_offsets=1), t=2)
+    coordinator.commit({(_TOPIC, 0): 1}, producer_id=1)
+    codes = coordinator.commit({(_TOPIC, 1): 1}, producer_id=2)
+    return None if codes == [ErrorCode.POLICY_VIOLATION] else "transactions exceed group.max.offsets"
 
 
 async def _use_many_names() -> str | None:
@@ -183,6 +188,7 @@ DIRECTED: Final = {
     "S26-topics-unlimited": _run(_create_many_topics),
     "S26-groups-unlimited": _run(_create_many_groups),
     "S26-offsets-unlimited": _run(_commit_many_offsets),
+    "S26-staged-uncounted": _run(_commit_many_offsets),
     "S26-names-unlimited": _run(_use_many_names),
     "R30-unknown-is-final": _run(_lose_track),
 }

@@ -156,6 +156,9 @@ class RecordingFileSystem:
     def boot_id(self) -> str:
         return self._inner.boot_id()
 
+    def file_id(self, path: str) -> str:
+        return self._inner.file_id(path)
+
     def read_bytes(self, path: str) -> bytes:
         return self._inner.read_bytes(path)
 

@@ -34,9 +34,30 @@ def _core(seed: int) -> str | None:
 WORLDS: Final = {
     world.name: world
     for world in (
-        SmallWorld("core", _core, 6, ("R1", "R2", "R3-", "R4-", "R5-", "R6-", "R7-", "R8-", "R9-", "R57-")),
+        SmallWorld(
+            "core",
+            _core,
+            6,
+            (
+                "R1",
+                "R2",
+                "R3-",
+                "R4-",
+                "R5-",
+                "R6-",
+                "R7-",
+                "R8-",
+                "R9-",
+                "R57-",
+                "R60-",
+                "R61-",
+                "R65-",
+                "R66-",
+                "R67-",
+            ),
+        ),
         SmallWorld("disks", run_disk_seed, 2, ("R24-", "R25-", "R42-", "R43-", "R45-")),
-        SmallWorld("raft", run_varied_seed, 1, ("RAFT-", "R54-voter-goes-on")),
+        SmallWorld("raft", run_varied_seed, 1, ("RAFT-", "R59-", "R54-voter-goes-on")),
         SmallWorld("transaction-log", run_txn_log_seed, 1, ("R5-", "R11", "R28", "R29", "R31", "R32", "R33")),
         SmallWorld("transactions", run_transaction_seed, 3, ("R31", "R32", "R34")),
         SmallWorld("groups", run_group_seed, 2, ("R35", "R38", "R39", "R40", "R56")),

@@ -1,6 +1,6 @@
 """Registers the format ``kafkalite``. Spark imports every installed module named ``pyspark_*``.
 
-The implementation is in ``sparkbridge``. The import of this module must be quick and must never fail.
+The implementation is in ``sparkbridge``. Keep the import of this module quick and free of errors.
 """
 
 from __future__ import annotations

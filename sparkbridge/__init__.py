@@ -1,7 +1,8 @@
 """The Spark source and sink of kafkalite, with the format name ``kafkalite``.
 
-They need no jar, deliver exactly once and exchange Arrow data with Spark. If this package is installed,
-Spark finds the format by itself. Otherwise ``install(spark)`` ships the package to the workers::
+They need no jar and exchange Arrow data with Spark. Streams are written exactly once unless the option
+``exactlyOnce`` is false. If the package is installed on the driver and all workers, Spark finds the format by
+itself::
 
     from sparkbridge import session
 
@@ -9,8 +10,10 @@ Spark finds the format by itself. Otherwise ``install(spark)`` ships the package
     lines = spark.readStream.format("kafkalite").option("kafka.bootstrap.servers", "localhost:9092")
     lines = lines.option("subscribe", "lines").load()
 
-Names are loaded on first use: ``import sparkbridge`` loads neither pyspark nor pyarrow. A name that needs one
-that is not installed raises MissingExtraError.
+If the workers do not have the package, ``install(spark)`` ships it to them.
+
+Names are loaded on first use: ``import sparkbridge`` loads neither pyspark nor pyarrow. The first use of a
+name raises MissingExtraError if its module imports pyspark or pyarrow and that package is not installed.
 """
 
 from __future__ import annotations

@@ -77,8 +77,7 @@ class KafkaliteDataSource(DataSource):
             )
 
     def _parsed_for_either(self) -> SourceOptions:
-        """Parse the options as those of a batch or, if that fails, of a stream. Spark calls ``schema`` for
-        both."""
+        """Parse the options as those of a batch or, if that fails, as those of a stream."""
         from sparkbridge.errors import SparkOptionError
         from sparkbridge.options import SourceOptions
 

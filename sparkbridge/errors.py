@@ -16,23 +16,26 @@ class SparkBridgeError(KafkaliteError):
 
 
 class SparkOptionError(SparkBridgeError):
-    """An option of ``spark.read``, ``readStream``, ``write`` or ``writeStream`` is invalid."""
+    """An option or the mode of ``spark.read``, ``readStream``, ``write`` or ``writeStream`` is invalid."""
 
 
 class SourceSchemaError(SparkBridgeError):
-    """A schema given by the user names a column or type that the source does not have."""
+    """A schema given by the user does not fit the source, or a record does not fit the schema."""
 
 
 class SinkSchemaError(SparkBridgeError):
-    """The DataFrame lacks a column that the sink needs, or has one of a wrong type."""
+    """The DataFrame lacks a column that the sink needs, or has one twice or of a wrong type."""
 
 
 class DataLossError(SparkBridgeError):
-    """Records that the query has not read yet were deleted, and failOnDataLoss is true."""
+    """Records were deleted before they were read, and failOnDataLoss is true.
+
+    A task also raises this, whatever failOnDataLoss is, if its topic was created again while the task read.
+    """
 
 
 class SinkCommitError(SparkBridgeError):
-    """A batch could not be committed. None of its rows becomes visible."""
+    """A batch was not written or not committed, or it is unknown whether it is committed."""
 
 
 class PipelineError(SparkBridgeError):
@@ -44,11 +47,11 @@ class SparkStartError(SparkBridgeError):
 
 
 class FastStartError(SparkBridgeError):
-    """The archive of Java classes that makes Spark start faster could not be made."""
+    """The archive of Java classes that makes Spark start faster cannot be made, or must not be used."""
 
 
 class UnknownSparkOptionWarning(UserWarning):
-    """An option of the source or sink has no effect."""
+    """An option of the source or sink, or a column of a DataFrame to write, has no effect."""
 
 
 class DataLossWarning(UserWarning):

@@ -22,7 +22,7 @@ from sparkbridge.offsets import OffsetFormatError, Positions, StreamOffset
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """Spark's report on one finished batch, or on a trigger without data (``row_count`` is 0)."""
+    """Spark's report on one finished batch, or on a trigger that ran no batch."""
 
     query_id: str
     run_id: str
@@ -39,7 +39,7 @@ class BatchProgress:
 
     @property
     def lag(self) -> int:
-        """The total number of offsets between the query's positions and the ends of the partitions."""
+        """The sum of the distances from the query's positions (0 if unknown) to the log ends, in offsets."""
         return sum(max(0, end - self.positions.get(tp, 0)) for tp, end in self.ends.items())
 
     @property
@@ -72,7 +72,7 @@ class BatchProgress:
 
 
 def _positions(offset: Any) -> Positions:
-    """Parse an offset in a progress report: an object or JSON text. Return {} for other sources' offsets."""
+    """Parse an offset in a progress report: an object or JSON text. Return {} if it has another format."""
     try:
         progress = json.loads(offset) if isinstance(offset, str) else offset
         return StreamOffset.parse(progress).positions if isinstance(progress, Mapping) else {}
@@ -81,7 +81,7 @@ def _positions(offset: Any) -> Positions:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Calls ``on_progress`` for every batch and every trigger without data, of all queries of the session.
+    """Calls ``on_progress`` for every finished batch of every query of the session.
 
     ``on_end`` receives the run id of a query that has ended, and its error or None. Both callbacks run in a
     thread of py4j, and Spark logs the exceptions that they raise.

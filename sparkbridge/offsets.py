@@ -1,9 +1,9 @@
 """The offsets of a stream as Python values and as the JSON in Spark's offset log. Pure.
 
 The JSON is that of Spark's Kafka connector, ``{"topic": {"0": 23}}``, with additional keys that begin with
-``@``, which no topic name contains. ``@ids`` holds the topic ids, ``@from`` the starts of partitions that the
-batch's start offset lacks, and ``@initial`` marks the result of ``initialOffset``. So the end offset of a
-batch contains everything that a replay needs.
+``@``, which no topic name contains. ``@ids`` holds the topic ids. ``@from`` holds the starts of partitions
+that the start offset of the batch lacks, for example new ones. ``@initial`` marks the result of
+``initialOffset``. So Spark can replay a batch from its start and end offsets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_PARTITION: Final = 2**31 - 1
 
 
 class OffsetFormatError(SparkBridgeError):
-    """JSON is not an offset of this source: the checkpoint belongs to another source, or was edited."""
+    """A JSON document is not an offset that this version of the source can read."""
 
 
 class OffsetRange(NamedTuple):
@@ -48,7 +48,7 @@ class OffsetRange(NamedTuple):
 class TopicSnapshot(NamedTuple):
     """The log starts (inclusive) and ends (exclusive) of a topic's partitions at one time.
 
-    The index is the partition number. Both are -1 for partitions that were not requested.
+    The index is the partition number. The start and the end of a partition that was not requested are -1.
     """
 
     topic_id: str
@@ -61,7 +61,7 @@ Snapshot = Mapping[str, TopicSnapshot]
 
 
 class Loss(NamedTuple):
-    """Records that were deleted before they were read: offsets ``from_`` (inclusive) to ``to`` (exclusive).
+    """Offsets ``from_`` (inclusive) to ``to`` (exclusive) that cannot be read, usually because of a deletion.
 
     If ``from_`` and ``to`` are equal, an unknown number of records from that offset on was lost.
     """
@@ -81,9 +81,10 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The end offset of a batch, at which the next batch starts.
+    """The start offset of a query (``is_initial``), or the end of a batch, where the next batch starts.
 
-    ``from_`` has the starts of the partitions that the start offset of the same batch lacks.
+    ``ids`` maps topics to topic ids. In an end offset, ``from_`` has the starts of partitions that the start
+    offset of the same batch lacks or, in the first batch of a query, of all partitions.
     """
 
     positions: Positions
@@ -92,7 +93,7 @@ class StreamOffset:
     is_initial: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the offset as a JSON object. Spark compares the text, so equal offsets give equal text."""
+        """Return a JSON object. Equal offsets give equal text, because Spark compares the text."""
         document: dict[str, Any] = positions_to_json(self.positions)
         if self.ids:
             document[IDS] = dict(sorted(self.ids.items()))
@@ -104,7 +105,7 @@ class StreamOffset:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> StreamOffset:
-        """Parse an offset. Raises OffsetFormatError, also for unknown ``@`` keys of a newer version."""
+        """Parse an offset. Raises OffsetFormatError, also for an unknown key that begins with ``@``."""
         if not isinstance(document, Mapping):
             raise _refused(document, "an object of topics")
         topics = {name: value for name, value in document.items() if not name.startswith("@")}
@@ -139,10 +140,10 @@ def positions_to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict
 
 
 def positions_from_json(document: Any, whole: Any = None) -> Positions:
-    """Parse the result of ``positions_to_json``. Offsets must be 0 or more.
+    """Parse the result of ``positions_to_json``.
 
-    Raises OffsetFormatError with an excerpt of ``whole``, the JSON that contains ``document`` (None:
-    ``document`` itself).
+    Raises OffsetFormatError, also for an offset below 0, with an excerpt of ``whole``. ``whole`` is the JSON
+    that contains ``document`` (None: ``document`` itself).
     """
     whole = document if whole is None else whole
     if not isinstance(document, Mapping):

@@ -16,6 +16,7 @@ from functools import cache
 from itertools import chain
 from typing import Any, Final, Literal
 
+from kafkalite.client.config import elsewhere
 from kafkalite.errors import ConfigError
 from kafkalite.options import KINDS, Kind, Option, OptionRegistry
 from sparkbridge.errors import SparkOptionError, UnknownSparkOptionWarning
@@ -25,12 +26,12 @@ Applies = Literal["both", "stream", "batch"]
 
 # Options that Spark itself sets or reads. They need no warning.
 _OF_SPARK: Final = {"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"}
-_SECURITY: Final = re.compile(r"kafka\.(sasl|ssl|security)\.")
+_SECURITY: Final = re.compile(r"(kafka\.)?(sasl|ssl|security)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class SparkOption:
-    """One option: a row of the table in the documentation. ``default`` is text, as a user would write it."""
+    """One option, a row of the table in the documentation. ``default`` is the text in the table, or ""."""
 
     name: str
     default: str
@@ -40,12 +41,8 @@ class SparkOption:
     convert: Callable[[Any, str], Any] | None = None  #: maps (parsed value, name) to the value
 
     def parse(self, text: str) -> Any:
-        """Return the value of the option. Raises SparkOptionError, also if the text is blank.
-
-        A choice may be written in any case, as in Spark's connector.
-        """
-        choices = {str(each).lower(): each for each in self.option.choices or ()}
-        text = choices.get(text.strip().lower(), text)
+        """Return the value for ``text``. Raises SparkOptionError, also if ``text`` is blank."""
+        text = _as_declared(self.option, text)
         try:
             value = self.option.parse(text)
         except ConfigError as cause:
@@ -53,6 +50,15 @@ class SparkOption:
         if isinstance(value, str) and not value.strip():
             raise SparkOptionError(f"{self.name} is empty", hint=self.doc)
         return value if self.convert is None else self.convert(value, self.name)
+
+
+def _as_declared(option: Option, text: str) -> str:
+    """Return the choice of ``option`` that equals ``text`` except for case and outer spaces, else ``text``.
+
+    Spark's connector accepts choices in any case, too.
+    """
+    choices = {str(each).lower(): str(each) for each in option.choices or ()}
+    return choices.get(text.strip().lower(), text)
 
 
 def row(
@@ -65,10 +71,11 @@ def row(
     convert: Callable[[Any, str], Any] | None = None,
     **bounds: Any,
 ) -> SparkOption:
-    """Declare an option. If ``kind`` is None, it is the type of ``default``. If ``default`` is "", the option
-    has no default: its value is None if it is not set.
+    """Declare an option.
 
-    ``convert(parsed value, name)``, if given, returns the final value. ``bounds`` are passed to ``Option``.
+    If ``kind`` is None, the kind is that of ``default``. An option whose ``default`` is "" has no default:
+    its value is None if it is not set. ``convert(parsed value, name)``, if given, returns the final value.
+    ``bounds`` are passed to ``Option``.
     """
     parser = Option(name, kind or KINDS[type(default)], None, doc, **bounds)
     return SparkOption(name, option_text(default), applies, doc, parser, convert)
@@ -92,7 +99,7 @@ def option(doc: str, *, name: str = "", **more: Any) -> Any:
 
 @cache
 def rows_by_field(cls: Any) -> dict[str, tuple[SparkOption, ...]]:
-    """Return the options that each field of a dataclass declares."""
+    """Return the options that each field of a dataclass declares, by the name of the field."""
     declared_by = {each.name: each.metadata.get("options", ()) for each in fields(cls)}
     return {name: tuple(_named(each, name) for each in rows) for name, rows in declared_by.items()}
 
@@ -144,29 +151,33 @@ class OptionReader:
         return {field_name: self.value(only[0].name) for field_name, only in rows if len(only) == 1}
 
     def refuse(self, refused: Mapping[str, str]) -> None:
-        """Raise SparkOptionError for options in ``refused`` (name: hint) and for security settings."""
+        """Raise SparkOptionError for an option in ``refused`` (name: hint) or an unknown security setting.
+
+        A security setting without the prefix ``kafka.`` is unknown, too. If it were only ignored, the client
+        could connect without the protection that the user wants.
+        """
         self._refused = refused
         for name in sorted(self.values):
             if name in refused:
                 raise SparkOptionError(f"{name} is not supported by the {self.kind}", hint=refused[name])
-            if name == "kafka.security.protocol" and self.values[name].upper() == "PLAINTEXT":
-                self._known.add(name)
-            elif _SECURITY.match(name):
-                raise SparkOptionError(
-                    f"{name} is set, but this client supports plain TCP only",
-                    hint="leave it out, and keep the brokers in a network that you trust",
-                )
+            dotted = name.removeprefix("kafka.")
+            if _SECURITY.match(name) and (dotted == name or dotted not in self.registry):
+                near = self._nearest(name)
+                hint = elsewhere(dotted) or (f"did you mean {near}?" if near else "see docs/spark.md")
+                raise SparkOptionError(f"{name} is not an option of the kafkalite {self.kind}", hint=hint)
 
     def client_settings(self) -> dict[str, str]:
-        """Return the ``kafka.`` options of the client, without the prefix. Raises SparkOptionError.
+        """Return the ``kafka.`` options that ``registry`` has, without the prefix. Raises SparkOptionError.
 
-        Numbers and durations are returned as digits: ``30s`` of a setting in milliseconds becomes ``30000``.
+        Whole numbers and durations are returned as digits: ``30s`` becomes ``30000`` if the unit of the
+        setting is milliseconds.
         """
         settings: dict[str, str] = {}
         for name, value in self.values.items():
             dotted = name.removeprefix("kafka.")
-            if dotted == name or name in self._known or dotted not in self.registry:
+            if dotted == name or dotted not in self.registry:
                 continue
+            value = _as_declared(self.registry.get(dotted), value)
             try:
                 parsed = self.registry.get(dotted).parse(value)
             except ConfigError as cause:
@@ -186,11 +197,11 @@ class OptionReader:
     def warn(
         self, others: Iterable[SparkOption], other_registry: OptionRegistry, silent: Collection[str] = ()
     ) -> None:
-        """Issue a warning for each option that has no effect, with the most similar name of an option.
+        """Issue the warnings of ``ignored``, and one for each given option that has no effect here.
 
-        ``others`` and ``other_registry`` are the options and client settings of the sink if this reads a
-        source's options, and vice versa: the warning says where such an option would have an effect. Options
-        in ``silent`` cause no warning.
+        If such an option is in ``others`` or ``other_registry``, the warning says so: they are the options
+        and client settings of the sink if this reads a source's options, and vice versa. Otherwise it
+        suggests a similar name. Unknown options in ``silent``, and Spark's own options, cause no warning.
         """
         of_other = {each.name.lower() for each in others} | {f"kafka.{each.name}" for each in other_registry}
         mode = "stream" if self.is_stream else "batch"

@@ -1,4 +1,7 @@
-"""Parses the text of single options. Functions raise SparkOptionError about the option ``name``. Pure."""
+"""Parses and checks the values of single options. Pure.
+
+The functions with a parameter ``name``, the name of the option, raise SparkOptionError for an invalid value.
+"""
 
 # Tests: tests/sparkbridge/test_options.py
 
@@ -10,7 +13,7 @@ from typing import Final
 
 from kafkalite import durations
 from kafkalite.limits import MAX_TRANSACTIONAL_ID_LENGTH
-from kafkalite.model import topic_name_problem
+from kafkalite.model import HOST_WORDS, is_host_name, topic_name_problem
 from sparkbridge.errors import SparkOptionError
 
 _MAX_INT: Final = 2**31 - 1
@@ -48,7 +51,7 @@ def parse_duration(text: str, name: str) -> int:
 
 
 def parse_servers(text: str, name: str) -> str:
-    """Check a list of host:port and return it without spaces: ``a:1, [::1]:2`` becomes ``a:1,[::1]:2``."""
+    """Check a list of host:port. Return it without spaces and empty items: ``a:1, b:2,`` as ``a:1,b:2``."""
     servers = [part.strip() for part in text.split(",") if part.strip()]
     if not servers:
         raise SparkOptionError(f"{name} names no broker", hint="write host:port, several of them with commas")
@@ -59,6 +62,8 @@ def parse_servers(text: str, name: str) -> str:
                 f"{name} has {server!r}, which is not an address",
                 hint="write host:port, several of them with commas",
             )
+        if not is_host_name(server.rpartition(":")[0].strip("[]")):
+            raise SparkOptionError(f"{name} has {server!r}", hint=f"write {HOST_WORDS}")
     return ",".join(servers)
 
 
@@ -119,7 +124,7 @@ def check_topic(text: str, name: str) -> str:
 
 
 def check_name_length(text: str, name: str) -> str:
-    """Return the text. Raise SparkOptionError if a transactional id made from it would be too long."""
+    """Return the text. Raise SparkOptionError if a transactional id made from it could be too long."""
     if len(text) > _MAX_NAME_LENGTH:
         raise SparkOptionError(
             f"{name} has {len(text)} characters, more than {_MAX_NAME_LENGTH}",

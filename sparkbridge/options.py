@@ -1,7 +1,7 @@
 """Declares the options of the source and the sink: those of Spark's Kafka connector and additional ones.
 
-Each option is declared once, at the field that holds its value. Parsing, error texts and the tables in
-docs/spark.md are derived from the declaration.
+The fields of SourceOptions and SinkOptions declare the options. Parsing and the tables in docs/spark.md are
+derived from these declarations.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kafkalite.client.config import CONSUMER_OPTIONS, PRODUCER_OPTIONS
+from kafkalite.client.config import ADMIN_OPTIONS, CONSUMER_OPTIONS, PRODUCER_OPTIONS, admin_config
+from kafkalite.errors import ConfigError
+from kafkalite.tls_options import PLAINTEXT, WITH_LOGIN, WITH_TLS
 from sparkbridge.errors import SparkOptionError
 from sparkbridge.option_reader import OptionReader, declared, option, row, rows_of
 from sparkbridge.option_values import (
@@ -39,10 +41,15 @@ _REQUEST_TIMEOUT_MS: Final[int] = CONSUMER_OPTIONS.get("request.timeout.ms").def
 
 # Spark's connector guide lists this option for the sink too, but a sink needs only the column ``headers``.
 _SILENT_AT_SINK: Final = {"includeheaders"}
+#: The client settings that protect connections.
+_SECURITY: Final = frozenset(
+    each.name for each in ADMIN_OPTIONS if each.name.startswith(("security.", "ssl.", "sasl."))
+)
 # The consumer settings that the source uses. Other settings have no effect, because it fetches offset ranges.
-_READ_BY_SOURCE: Final = {
+_READ_BY_SOURCE: Final = _SECURITY | {
     "bootstrap.servers",
     "client.id",
+    "client.rack",
     "fetch.max.bytes",
     "group.id",
     "isolation.level",
@@ -80,12 +87,17 @@ _BOOTSTRAP: Final = row(
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Client settings. Those without a field are in ``producer`` or ``consumer``, by dotted name."""
+    """The client settings of a source or sink. The mappings hold other settings by dotted name.
+
+    ``producer`` is empty for a source, and ``consumer`` is empty for a sink. ``security`` may contain
+    passwords, so ``repr`` omits it (S19).
+    """
 
     bootstrap_servers: str
     client_id: str = "spark"
     request_timeout_ms: int = _REQUEST_TIMEOUT_MS
     is_read_committed: bool = True
+    security: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
     producer: Mapping[str, str] = field(default_factory=dict, hash=False)
     consumer: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -295,7 +307,7 @@ SOURCE_OPTIONS: Final = (
     *rows_of(SourceOptions),
     row(
         "kafka.*",
-        "Any other setting of the consumer: kafka.client.id, kafka.request.timeout.ms, "
+        "Any other setting of the consumer: kafka.client.id, kafka.client.rack, kafka.request.timeout.ms, "
         "kafka.max.partition.fetch.bytes...",
     ),
 )
@@ -368,8 +380,8 @@ class SinkOptions:
             raise SparkOptionError(
                 "txnAppId needs exactlyOnce, which is false", hint="leave out txnAppId and txnVersion"
             )
-        given.warn(SOURCE_OPTIONS, CONSUMER_OPTIONS, silent=_SILENT_AT_SINK)
         found["client"] = _client(given, settings)
+        given.warn(SOURCE_OPTIONS, CONSUMER_OPTIONS, silent=_SILENT_AT_SINK)
         if is_stream:
             found |= {"txn_app_id": None, "txn_version": None}
         return cls(**found)
@@ -393,16 +405,35 @@ def _client(given: OptionReader, settings: Mapping[str, str]) -> ClientOptions:
         )
     is_source = given.kind == "source"
     own = {"bootstrap.servers", "client.id", "transaction.timeout.ms", "isolation.level", "group.id"}
-    rest = {name: value for name, value in settings.items() if name not in own}
+    rest = {name: value for name, value in settings.items() if name not in own | _SECURITY}
     timeout_ms = settings.get("request.timeout.ms")
+    servers = given.value("kafka.bootstrap.servers")
     return ClientOptions(
-        bootstrap_servers=given.value("kafka.bootstrap.servers"),
+        bootstrap_servers=servers,
+        security=_security(given, settings, servers),
         client_id=settings.get("client.id", "spark"),
         request_timeout_ms=_REQUEST_TIMEOUT_MS if timeout_ms is None else int(timeout_ms),
         is_read_committed=not is_source or given.value("kafka.isolation.level") == "read_committed",
         producer={} if is_source else rest,
         consumer=rest if is_source else {},
     )
+
+
+def _security(given: OptionReader, settings: Mapping[str, str], servers: str) -> dict[str, str]:
+    """Return the settings of TLS and of the login. Raises SparkOptionError if a client would refuse them."""
+    security = {name: value for name, value in settings.items() if name in _SECURITY}
+    if security:
+        try:
+            admin_config({"bootstrap.servers": servers, **security})
+        except ConfigError as cause:
+            hint = f"it is a setting of the {given.kind}'s Kafka client"
+            raise SparkOptionError(f"kafka.{cause}", hint=hint) from cause
+    protocol = security.get("security.protocol", PLAINTEXT)
+    for prefix, protocols in (("ssl.", WITH_TLS), ("sasl.", WITH_LOGIN)):
+        for name in sorted(security):
+            if name.startswith(prefix) and protocol not in protocols:
+                given.ignored(f"kafka.{name}", f"kafka.security.protocol is {protocol}")
+    return security
 
 
 def _check_subscription(given: OptionReader) -> None:
@@ -416,9 +447,9 @@ def _check_subscription(given: OptionReader) -> None:
 
 
 def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
-    """Return the start from the first starting option that is set.
+    """Return the start from startingTimestamp, else startingOffsetsByTimestamp, else startingOffsets.
 
-    The default is latest for a stream, and earliest for a batch job.
+    The default is latest for a stream, and earliest for a batch job. Raises SparkOptionError.
     """
     is_latest = given.value("startingOffsetsByTimestampStrategy") == "latest"
     spec: StartingSpec | None = None
@@ -445,7 +476,10 @@ def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
 
 
 def _ending(given: OptionReader) -> EndingSpec | None:
-    """Return the end from the first ending option that is set; None for a stream without an end."""
+    """Return the end from endingTimestamp, else endingOffsetsByTimestamp, else endingOffsets.
+
+    Returns None for a stream without an end. Raises SparkOptionError.
+    """
     for name in ("endingTimestamp", "endingOffsetsByTimestamp"):
         text = given.value(name)
         if text is not None:

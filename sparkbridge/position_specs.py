@@ -25,7 +25,8 @@ Kind = Literal["earliest", "latest", "offset", "back", "group", "time", "ago"]
 class Where(NamedTuple):
     """A position in a partition. The meaning of ``value`` depends on ``kind``.
 
-    It is an offset, a number of offsets before the end (back), a time in ms (time), or an age in ms (ago).
+    ``value`` is an offset (offset), a number of offsets before the end (back), a time in ms (time), or an age
+    in ms (ago). The other kinds have no value.
     """
 
     kind: Kind
@@ -61,7 +62,8 @@ class PositionSpec:
 class StartingSpec(PositionSpec):
     """Where a query starts.
 
-    A starting time after the last record is an error, or the log end if ``is_latest_without_match``.
+    If all records are older than the starting time, the start is the log end if ``is_latest_without_match``;
+    otherwise that is an error.
     """
 
     is_latest_without_match: bool = False
@@ -69,7 +71,7 @@ class StartingSpec(PositionSpec):
 
 @dataclass(frozen=True, slots=True)
 class EndingSpec(PositionSpec):
-    """Where a batch, or a bounded stream, ends. A time after the last record means the end."""
+    """Where a batch job, or a bounded stream, ends. A time after the last record means the log end."""
 
 
 _BACK = re.compile(r"-(\d{1,19})")
@@ -111,8 +113,10 @@ def parse_ending_times(text: str, option: str) -> EndingSpec:
 def _parse(
     text: str, option: str, read: Any, examples: str
 ) -> tuple[Where | None, dict[str, Where], dict[TopicPartition, Where]]:
-    """Return (the position for all partitions, positions by topic, positions by partition). ``read`` parses
-    one position, and returns None if it is invalid."""
+    """Return (the position for all partitions, positions by topic, positions by partition).
+
+    ``read`` parses one position, and returns None if it is invalid. Raises SparkOptionError.
+    """
 
     def place(value: Any, whose: str) -> Where:
         is_readable = isinstance(value, str | int) and not isinstance(value, bool)
@@ -178,7 +182,7 @@ def _ending_place(value: str | int) -> Where | None:
 
 
 def _time_place(value: str | int) -> Where | None:
-    """Parse milliseconds since 1970, ISO 8601 (UTC by default), or ``-10m`` (10 minutes ago)."""
+    """Parse ms since 1970, ISO 8601 (UTC by default), or ``-10m`` (10 minutes ago). None if invalid."""
     if isinstance(value, int):
         return Where("time", value) if 0 <= value <= _MAX_LONG else None
     if _MILLISECONDS.fullmatch(value):

@@ -30,10 +30,10 @@ STREAM_READER_DIRECTORY: Final = "streaming_job"
 
 
 def install(spark: Any) -> None:
-    """Ship this package to the executors and stream readers of ``spark``, and register the format.
+    """Ship PACKAGES to the executors and stream readers of ``spark``, and register the format.
 
-    May be called again. It is not needed if the package is installed everywhere. Raises SparkBridgeError for
-    a Spark Connect session, because then the package must be installed on the server.
+    May be called again. It is not needed if the packages are installed everywhere. Raises SparkBridgeError
+    for a Spark Connect session, because then the packages must be installed on the server.
     """
     from pyspark import SparkFiles
 
@@ -56,7 +56,7 @@ def install(spark: Any) -> None:
 
 
 def pack(archive: Path) -> None:
-    """Write the packages into a zip together with their bytecode, so that workers do not compile them."""
+    """Write PACKAGES into a zip together with their bytecode, so that workers do not compile them."""
     with tempfile.TemporaryDirectory() as directory:
         copied = Path(directory) / "packages"
         for package in PACKAGES:
@@ -77,7 +77,7 @@ def pack(archive: Path) -> None:
 
 
 def _copy(source: Traversable, target: Path) -> None:
-    """Copy a package, which may be inside a zip: Spark's ``--py-files`` imports it from there."""
+    """Copy a package without LEFT_OUT. It may be inside a zip, from which ``--py-files`` imports."""
     target.mkdir(parents=True)
     for entry in source.iterdir():
         if entry.name in LEFT_OUT:

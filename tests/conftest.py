@@ -79,7 +79,7 @@ def dev_certificates(tmp_path_factory: pytest.TempPathFactory) -> DevCertificate
 
 @pytest_asyncio.fixture
 async def _no_leaked_tasks() -> AsyncIterator[None]:
-    """An async test that leaves a task behind fails."""
+    """An async test that leaves a task or a connection behind fails."""
     before = asyncio.all_tasks()
     yield
     for client, guarded in list(forgotten._open.items()):
@@ -89,11 +89,20 @@ async def _no_leaked_tasks() -> AsyncIterator[None]:
         await asyncio.sleep(0)
     leaked = {task for task in asyncio.all_tasks() - before - {asyncio.current_task()} if not task.done()}
     assert not leaked, f"tasks left running: {leaked}"
+    transports: Any = getattr(asyncio.get_running_loop(), "_transports", {})  # of asyncio's own loop
+    for _ in range(500):  # a connection that the peer has closed at the end of the test may not know it yet
+        if not (unclosed := [one for one in list(transports.values()) if not one.is_closing()]):
+            break
+        await asyncio.sleep(0.01)
+    assert not unclosed, f"connections left open: {unclosed}"
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
+def _logging_as_before(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that runs a command or a server in this process leaves no log configuration behind."""
+    plugin: Any = request.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (plugin.caplog_handler, plugin.report_handler):  # PySpark's loggers change formatters
+        handler.setFormatter(plugin.formatter)
     loggers = (logging.getLogger(), logging.getLogger("kafkalite"))
     before = [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
     yield

@@ -54,6 +54,20 @@ def test_named_files_exist(page: Path) -> None:
     assert not missing
 
 
+def test_files_that_hints_name_exist() -> None:
+    """In the sources of the product, so that no hint leads to a file that was removed."""
+    sources = [path for room in ("kafkalite", "sparkbridge") for path in (ROOT / room).rglob("*.py")]
+    named = {
+        name
+        for path in sources
+        for name in re.findall(
+            r"(?:docs|examples|benchmarks)/[\w/-]+\.\w+|bin/(?:kl|setup)[\w-]*", path.read_text()
+        )
+    }
+    assert "docs/protocol.md" in named
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     headings = {

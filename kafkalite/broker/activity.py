@@ -1,8 +1,9 @@
 """Lets the periodic tasks of an idle single-node broker sleep for longer than their interval.
 
-A pass is one run of a periodic task, such as retention. After each pass, the task knows for how long another
-pass would find nothing to do, provided that no request, append or new metadata arrives. It sleeps that long.
-Requests, appends and new metadata call ``Activity.touch``, which ends the sleep.
+A pass is one run of a periodic task, such as retention. After each pass, the task computes for how long
+another pass would find nothing to do if no request, append or new metadata arrives. It sleeps for that time,
+rounded down to whole intervals, but for at least one interval. Requests, appends and new metadata call
+``Activity.touch``, which shortens the sleep.
 """
 
 # Tests: tests/broker/test_activity.py
@@ -53,13 +54,13 @@ class Pace:
         activity.events.append(self._has_changed)
 
     def begin(self) -> None:
-        """Begin a pass. If ``touch`` is called later, the next ``rest`` lasts only one interval."""
+        """Begin a pass. If ``touch`` is called during the pass, ``rest`` lasts only one interval."""
         self._has_changed.clear()
         self._activity.may_be_resting = True
 
     async def rest(self, idle_ms: float) -> None:
-        """Sleep until the next pass: for one interval, or for as many whole intervals as ``idle_ms`` has.
-        ``touch`` shortens the sleep to the end of the present interval."""
+        """Sleep until the next pass: for the whole intervals in ``idle_ms`` (at most MAX_REST_MS), but for at
+        least one interval. ``touch`` shortens the sleep to the end of the present interval."""
         clock, interval_ms = self._activity.clock, self._interval_ms
         intervals = int(min(idle_ms, MAX_REST_MS) // interval_ms)
         if intervals <= 1 or not self._activity.may_rest or self._has_changed.is_set():

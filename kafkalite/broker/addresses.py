@@ -34,7 +34,7 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def parse_protocol_map(entries: Iterable[str]) -> dict[str, str]:
-    """Return {name of a listener: its protocol} for texts ``NAME:PROTOCOL``. Raises ConfigError."""
+    """Return DEFAULT_PROTOCOLS with the entries ``NAME:PROTOCOL`` added. Raises ConfigError."""
     protocols = dict(DEFAULT_PROTOCOLS)
     for entry in entries:
         name, colon, protocol = entry.upper().partition(":")
@@ -59,7 +59,7 @@ def parse_address(
 
     The address of a listener with TLS or logins begins with ``SSL://``, ``SASL_SSL://`` or
     ``SASL_PLAINTEXT://``. ``key`` is the option that contains ``text``, for the error message; ``protocols``
-    are the protocols of named listeners, and ``default`` is the name of a listener whose address has none.
+    maps names of listeners to protocols, and ``default`` is the name to use if ``text`` has none.
     """
     scheme, separator, rest = ("", "", text) if has_own_name(text) else text.partition("://")
     name, address = (scheme.upper(), rest) if separator else (default, text)
@@ -76,7 +76,7 @@ def parse_address(
 def parse_voters(voters: Iterable[str], protocols: Mapping[str, str] = DEFAULT_PROTOCOLS) -> dict[int, str]:
     """Return {node id: controller listener's address} for texts ``1@host:port``. Raises ConfigError.
 
-    ``protocols`` are as in ``parse_address``; the listeners are those named CONTROLLER.
+    ``protocols`` is as in ``parse_address``. The listener is CONTROLLER if the text names no other.
     """
     key = "controller.quorum.voters"
     parsed: dict[int, str] = {}
@@ -96,7 +96,7 @@ def parse_voters(voters: Iterable[str], protocols: Mapping[str, str] = DEFAULT_P
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether ``address`` means all interfaces of its node, so that other nodes cannot connect to it."""
+    """Whether the host of ``address`` is a wildcard (all interfaces), to which no other node can connect."""
     address = without_security(address)
     return not has_own_name(address) and address.rpartition(":")[0] in WILDCARD_HOSTS
 

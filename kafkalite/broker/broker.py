@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -38,6 +38,7 @@ from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.quotas.address_limits import AddressLimits, parse_overrides
 from kafkalite.broker.quotas.quota_manager import QuotaManager
+from kafkalite.broker.replication.near_reads import NearReads
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.descriptors import current_limits
 from kafkalite.broker.server.dispatch import Dispatcher, Interceptor
@@ -71,6 +72,7 @@ from kafkalite.transport.tls_context import TlsContext
 
 if TYPE_CHECKING:
     from kafkalite.broker.cluster.node import ClusterNode
+    from kafkalite.broker.cluster.start_counter import Start
     from kafkalite.client.cluster.authentication import Authenticator
 
 logger = logging.getLogger(__name__)
@@ -103,10 +105,10 @@ class Broker:
         executor: Executor | None = None,
         **settings: Any,
     ) -> None:
-        """Pass either ``config`` or ``settings``. Simulations and tests replace the other arguments.
+        """Pass ``config`` or ``settings``, not both. Simulations and tests replace the other arguments.
 
-        ``executor`` runs blocking calls instead of the broker's own threads. With ``rng``, all randomness
-        comes from it, and runs can be repeated.
+        ``executor`` runs blocking calls instead of the broker's own threads. ``rng`` replaces the system's
+        random numbers, so that simulated runs can be repeated. Raises ConfigError.
         """
         if config is None:
             config = BrokerConfig.from_settings({"listeners": EMBEDDED_LISTENERS, **settings})
@@ -150,7 +152,9 @@ class Broker:
         self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._started_ms = 0
-        self._start_count = 0  #: the starts in the data directory (R51); 0 on a single node
+        self._start: Start | None = (
+            None  #: of this process in the data directory (R51); None on a single node
+        )
         self._is_clean = True
 
     def __repr__(self) -> str:
@@ -160,13 +164,17 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """Return the address of the first listener to which clients connect, with its actual port."""
+        """Return the first of ``addresses``."""
         assert self._addresses, "the broker is not started"
         return self._addresses[0]
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return the address of every listener, in the order of ``listeners``."""
+        """Return the address of every listener, in the order of ``listeners``, with its actual port. A
+        listener that has an advertised address is listed with that address.
+
+        A node that is only a controller returns the addresses of its controller listener.
+        """
         return self._addresses
 
     @property
@@ -243,14 +251,15 @@ class Broker:
 
     @property
     def housekeeping(self) -> Housekeeping:
-        """Return the object that runs the periodic passes. Tests use it to run one at once."""
+        """Return the object that runs the periodic passes, for tests and tools in the same process."""
         return self._housekeeping
 
     def intercept(self, interceptor: Interceptor | None) -> None:
-        """Call ``interceptor`` with every request before its handler, so that tests can inject faults.
+        """Call ``interceptor`` with each request before its handler, so that tests can inject faults.
 
-        If it returns a response, the broker sends that response and does not call the handler. If
-        ``interceptor`` is None, the current interceptor is removed.
+        If it returns a response, the broker sends that response and does not call the handler. It is not
+        called for requests that are malformed or lack a required login, nor for handshakes and Raft messages
+        at the controller's listener. If ``interceptor`` is None, the current interceptor is removed.
         """
         self._dispatcher.interceptor = interceptor
 
@@ -272,7 +281,8 @@ class Broker:
             raise self._failure
 
     async def start(self) -> None:
-        """Start the broker and return when it serves clients. If a step fails, undo the earlier steps."""
+        """Start the broker and return when it serves clients. If a step fails, undo the earlier steps and
+        raise its error."""
         assert self._state == "new", "a Broker is started once"
         self._state = "starting"
         self._started_ms = self._clock.monotonic_ms()
@@ -312,7 +322,8 @@ class Broker:
         )
 
     async def stop(self, *, hands_over: bool = True) -> None:
-        """Stop cleanly: transfer leaderships, complete requests in flight, sync, write ``clean-shutdown``.
+        """Stop cleanly: transfer leaderships, wait up to STOP_GRACE_MS for requests in flight, sync, and
+        write ``clean-shutdown``. After a failure, stop uncleanly.
 
         Idempotent. If ``hands_over`` is False, leadership is not transferred. Use this when the whole cluster
         stops.
@@ -321,19 +332,21 @@ class Broker:
         await self._stop(is_clean=self._failure is None)
 
     async def kill(self) -> None:
-        """Stop as if the process had crashed: drop connections, sync nothing, write no ``clean-shutdown``."""
+        """Stop as if the process had crashed: drop connections, do not sync logs of partitions, and do not
+        write ``clean-shutdown``."""
         if self._cluster is not None and self._cluster.raft is not None:
             self._cluster.raft.halt()
         await self._stop(is_clean=False)
 
     async def wait_stopped(self) -> None:
-        """Return when the broker has stopped. If a failure stopped it, raise that failure."""
+        """Return when the broker, which must have started, has stopped. If a failure stopped it, raise that
+        failure."""
         await self._stopped.wait()
         if self._failure is not None:
             raise self._failure
 
     def fail(self, error: BaseException) -> None:
-        """Stop uncleanly, because an invariant is violated or an essential task of the broker has ended."""
+        """Stop uncleanly because of ``error``, unless the broker already stops or has failed."""
         if self._failure is not None or self._state not in {"starting", "running"}:
             return
         self._failure = error
@@ -379,7 +392,8 @@ class Broker:
             await self._registration.hand_over()
 
     async def _unwind(self, *, is_clean: bool) -> None:
-        """Undo the steps of the start in reverse order, even if some of them fail."""
+        """Undo the steps of the start in reverse order. If undoing a step fails, continue, and raise the
+        first such error at the end if ``is_clean``."""
         self._is_clean = is_clean
         failures: list[BaseException] = []
         while self._started:
@@ -415,6 +429,7 @@ class Broker:
             from kafkalite.broker.cluster.node import ClusterNode
             from kafkalite.broker.cluster.start_counter import count_start
 
+            self._start = count_start(filesystem, self._path)
             self._cluster = ClusterNode(
                 config,
                 filesystem,
@@ -424,10 +439,10 @@ class Broker:
                 clock=self._clock,
                 rng=self._rng,
                 known_offset=self._store.metadata_offset,
+                is_copy=self._start.is_copy,
                 is_deterministic=self._is_deterministic,
                 is_inline=is_inline,
             )
-            self._start_count = count_start(filesystem, self._path)
             self._cluster.start_runner()
             self._started.append(("Raft runner", self._cluster.stop_runner))
             self._started.append(("quorum", self._leave_quorum))
@@ -545,6 +560,7 @@ class Broker:
             marker_writer=marker_writer,
             transactions=transactions,
             quotas=self._quotas,
+            near_reads=NearReads(config, partitions, lambda: controller.image),
             logins=Logins(config, self._clock, lambda: controller.image.credentials),
             on_broken=self.fail,
             request_stop=self._request_stop,
@@ -578,7 +594,7 @@ class Broker:
         self._server.quotas = self._quotas if image.client_quotas else None
 
     def _own_authenticator(self) -> Authenticator | None:
-        """Return the authenticator of operators on a single node, or None if it has no cluster.secret."""
+        """Return the authenticator for operators of a single node, or None if cluster.secret is not set."""
         secret = self.config.cluster_secret
         if not secret:
             return None
@@ -587,7 +603,7 @@ class Broker:
         return Authenticator(secret, self._store.identity.cluster_id, self.config.node_id, os.urandom)
 
     def _channel(self, controller: ControllerNode, purpose: str) -> ControllerChannel:
-        """Return a new channel to the active controller. ``purpose`` is the beginning of its client id."""
+        """Return a new channel to the active controller. ``purpose`` begins the channel's client id."""
         channel = ControllerChannel(
             controller,
             self._clock,
@@ -627,13 +643,15 @@ class Broker:
             self._service_tasks.start(self._tick_forever(), name="controller's tick")
 
     def _greet(self, request: Request, client: Client) -> Response:
-        """Respond to another node's handshake. Runs on the Raft loop, so it must not use broker state."""
+        """Respond to another node's handshake. Runs on the Raft loop, so the handler must not use state that
+        belongs to the broker's loop."""
         response = HANDLERS[request.api_key](self._services, request, client)
         assert isinstance(response, Reply | Refusal), "a handshake does not wait"
         return response
 
     async def _leave_quorum(self) -> None:
-        """Close Raft's connections, after the quorum has sent the messages that end its leadership."""
+        """Close Raft's connections. The controller is stopped before, so that messages that end its
+        leadership can still be sent."""
         assert self._cluster is not None
         await self._cluster.leave(is_clean=self._is_clean)
 
@@ -696,9 +714,16 @@ class Broker:
         self._services.transactions.end()
         await self._server.wait_closed(STOP_GRACE_MS)
 
+    def _missing_at_first_start(self) -> Sequence[int]:
+        raft = self._services.raft
+        return () if raft is None else raft.status().missing_at_first_start
+
     async def _register(self) -> None:
-        """Register, and wait until the image shows the registration and this broker is unfenced (R20-R23)."""
+        """Register this broker, and wait until the image shows the registration. In a cluster, also wait
+        until this broker is unfenced (R20-R23). Does nothing on a node that is only a controller."""
         if not self.config.is_broker:
+            if self._start is not None and self._start.is_copy:
+                self._service_tasks.start(self._accept_copy(self._start), name="copied directory")
             return
         store = self._store
         registration = Registration(
@@ -710,15 +735,25 @@ class Broker:
             addresses=self._registered_addresses,
             directory_id=store.identity.directory_id,
             clean_broker_epoch=store.last_broker_epoch if store.clean_start else NO_BROKER_EPOCH,
-            start_count=self._start_count,
+            start_count=0 if self._start is None else self._start.number,
             damaged=self._services.partitions.damaged,
             on_waiting=self._server.refuse,
+            missing_at_first_start=self._missing_at_first_start,
         )
         await registration.register()
+        if self._start is not None and self._start.is_copy:
+            self._start.accept_copy()  # the image has the registration, so this node has caught up
         if self._cluster is not None:
             await registration.wait_unfenced()
             self._registration = registration
             self._service_tasks.start(registration.heartbeat_forever(), name="heartbeats")
+
+    async def _accept_copy(self, start: Start) -> None:
+        """Accept a copied directory when this controller has caught up with a leader (R59)."""
+        assert self._cluster is not None
+        while not self._cluster.has_caught_up:
+            await self._clock.sleep_ms(TICK_INTERVAL_MS)
+        start.accept_copy()
 
     async def _begin_replication(self) -> None:
         services = self._services
@@ -738,7 +773,8 @@ class Broker:
         self._service_tasks.start_when(self._server.has_connections, self._server.reap_forever, name="reaper")
 
     def _request_stop(self) -> None:
-        """Begin a clean stop, after the response to the request that caused it is written."""
+        """Begin a clean stop in the next iteration of the loop, so that the response to the request for the
+        stop is written first."""
         asyncio.get_running_loop().call_soon(self._begin_stop)
 
     def _begin_stop(self) -> None:

@@ -1,4 +1,4 @@
-"""BrokerConfig: every setting of a broker, with Kafka's name, type, default, bounds and documentation.
+"""BrokerConfig: every setting of a broker, with its name, type, default, bounds and documentation.
 
 ``BROKER_OPTIONS`` lists them. ``load_settings`` reads them from a TOML file, environment variables and flags.
 """
@@ -42,13 +42,15 @@ from kafkalite.metadata.topic_config import (
     TOPIC_OPTIONS,
     topic_defaults,
 )
+from kafkalite.model import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kafkalite.options import Option, option_field, options_of
-from kafkalite.security.acls import check_principal
+from kafkalite.security.acls import check_principal, super_users_of
 from kafkalite.security.principal_mapping import DEFAULT_RULES, PrincipalMapping
 from kafkalite.security.sasl import REVEALING, SCRAM
 from kafkalite.suggestions import did_you_mean
 from kafkalite.tls_options import (
     CLIENT_AUTH,
+    OAUTHBEARER,
     PLAINTEXT,
     SASL_MECHANISMS,
     ClientAuth,
@@ -84,6 +86,7 @@ _LISTS: Final = (
     "listener_security_protocol_map",
     "ssl_enabled_protocols",
     "sasl_enabled_mechanisms",
+    "sasl_oauthbearer_expected_audience",
 )
 _TOPIC_DEFAULTS: Final = tuple(name for name in BROKER_DEFAULT_NAMES if name not in _COARSE)
 
@@ -133,7 +136,15 @@ class BrokerConfig:
         "Lets a controller start whose metadata log is gone because its disk was replaced: it fetches "
         "everything from the others before it votes again. Set it for one start only.",
     )
-    broker_rack: str | None = option_field(None, "The rack of this node.")
+    broker_rack: str | None = option_field(
+        None, "The rack of this node, such as a data centre or an availability zone."
+    )
+    replica_selector_class: str = option_field(
+        "LeaderSelector",
+        "RackAwareReplicaSelector directs consumers with a client.rack to an in-sync follower in that rack "
+        "(KIP-392). LeaderSelector lets all consumers read from leaders. Set it on every broker.",
+        choices=("LeaderSelector", "RackAwareReplicaSelector"),
+    )
 
     # --- behaviour: liveness and failover
     broker_heartbeat_interval_ms: int = option_field(
@@ -225,7 +236,8 @@ class BrokerConfig:
     )
     offsets_topic_replication_factor: int = option_field(
         3,
-        "Replicas of __consumer_offsets when it is created; fewer if fewer brokers are alive.",
+        "Replicas of __consumer_offsets. If fewer brokers are alive when it is created, it gets more replicas"
+        " when others join.",
         minimum=1,
         maximum=2**15 - 1,
     )
@@ -266,7 +278,10 @@ class BrokerConfig:
         10_000, "The maximum number of groups in each partition of __consumer_offsets.", minimum=1
     )
     group_max_offsets: int = option_field(
-        100_000, "The maximum number of partitions for which a group has committed offsets.", minimum=1
+        100_000,
+        "The maximum number of partitions for which a group has offsets. One of a partition without a"
+        " committed offset counts once for each open transaction that has it.",
+        minimum=1,
     )
 
     # --- behaviour: transactions
@@ -279,7 +294,8 @@ class BrokerConfig:
     )
     transaction_state_log_replication_factor: int = option_field(
         3,
-        "Replicas of __transaction_state when it is created; fewer if fewer brokers are alive.",
+        "Replicas of __transaction_state. If fewer brokers are alive when it is created, it gets more"
+        " replicas when others join.",
         minimum=1,
         maximum=2**15 - 1,
     )
@@ -368,10 +384,39 @@ class BrokerConfig:
     sasl_enabled_mechanisms: tuple[str, ...] = option_field(
         tuple(SCRAM),
         "The mechanisms of logins that SASL_SSL:// and SASL_PLAINTEXT:// listeners offer: SCRAM-SHA-256,"
-        " SCRAM-SHA-512, PLAIN.",
+        " SCRAM-SHA-512, PLAIN, OAUTHBEARER.",
     )
     sasl_allow_plain_without_tls: bool = option_field(
-        False, "Whether SASL_PLAINTEXT:// listeners offer PLAIN, which sends the password itself. For tests."
+        False,
+        "Whether SASL_PLAINTEXT:// listeners offer PLAIN and OAUTHBEARER, which send the password or token"
+        " itself. For tests.",
+    )
+    sasl_oauthbearer_jwks_endpoint_url: str | None = option_field(
+        None,
+        "The key set (JWKS) of the issuer of tokens: the path of a file, or a file:, http: or https: URL."
+        " Required by OAUTHBEARER.",
+    )
+    sasl_oauthbearer_jwks_endpoint_refresh_ms: int = option_field(
+        3_600_000,
+        "How long the key set is used before it is read again. It is also read again when a token names an"
+        " unknown key, at most once a minute.",
+        minimum=1,
+        maximum=_MAX_INT32,
+    )
+    sasl_oauthbearer_expected_audience: tuple[str, ...] = option_field(
+        (), "A token must be for one of these audiences (its claim aud). Empty accepts every audience."
+    )
+    sasl_oauthbearer_expected_issuer: str | None = option_field(
+        None, "A token must be from this issuer (its claim iss). Unset accepts every one that has a key."
+    )
+    sasl_oauthbearer_scope_claim_name: str = option_field(
+        "scope", "The claim with the scopes of a token: a text or a list of texts. It grants nothing here."
+    )
+    sasl_oauthbearer_sub_claim_name: str = option_field(
+        "sub", "The claim with the name of the user: its principal is User:NAME."
+    )
+    sasl_oauthbearer_clock_skew_seconds: int = option_field(
+        30, "How much the clocks of the issuer and this broker may differ.", minimum=0, maximum=600
     )
     connections_max_reauth_ms: int = option_field(
         0,
@@ -431,7 +476,7 @@ class BrokerConfig:
     queued_max_request_bytes: int = option_field(
         512 * MIB,
         "Bytes of large requests that all connections together may be receiving or have unanswered; "
-        "a connection that would exceed it is closed.",
+        "beyond it, the connections are closed whose unfinished requests have stood still longest.",
         minimum=MIB,
     )
 
@@ -537,7 +582,7 @@ class BrokerConfig:
         self._check_relations()
 
     def _check_relations(self) -> None:
-        """Raise ConfigError if two settings contradict each other."""
+        """Raise ConfigError if settings contradict each other or a setting is invalid."""
         self._check_cluster()
         self._check_coordinators()
         self._check_tls()
@@ -593,7 +638,7 @@ class BrokerConfig:
         )
 
     def _check_super_users(self) -> None:
-        """Raise ConfigError if a super user is no principal, or if no authorizer knows super users."""
+        """Raise ConfigError if a super user is no principal, or super users are set without an authorizer."""
         for principal in self.super_user_principals:
             try:
                 check_principal(principal)
@@ -609,7 +654,7 @@ class BrokerConfig:
     @property
     def super_user_principals(self) -> tuple[str, ...]:
         """The principals in ``super.users``."""
-        return tuple(each.strip() for each in self.super_users.split(";") if each.strip())
+        return super_users_of(self.super_users)
 
     def _check_tls(self) -> None:
         check_versions(self.ssl_enabled_protocols)
@@ -640,14 +685,21 @@ class BrokerConfig:
         self._require(is_known, "sasl.enabled.mechanisms", allowed)
         for address in filter(needs_login, self.listeners):
             allowed = (
-                f"a mechanism that the listener {address} can offer; PLAIN sends passwords, so it needs"
-                " SASL_SSL, or sasl.allow.plain.without.tls=true"
+                f"a mechanism that the listener {address} can offer; PLAIN sends passwords and OAUTHBEARER"
+                " tokens, so they need SASL_SSL, or sasl.allow.plain.without.tls=true"
             )
             offered = self.offered_mechanisms(is_encrypted=is_tls(address))
             self._require(bool(offered), "sasl.enabled.mechanisms", allowed)
+        url = self.sasl_oauthbearer_jwks_endpoint_url
+        is_needed = OAUTHBEARER in self.sasl_enabled_mechanisms
+        is_valid = (
+            not is_needed if not url else "://" not in url or url.startswith(("http:", "https:", "file:"))
+        )
+        allowed = "required by OAUTHBEARER: the path of a file, or a file:, http: or https: URL"
+        self._require(is_valid, "sasl.oauthbearer.jwks.endpoint.url", allowed)
 
     def offered_mechanisms(self, *, is_encrypted: bool) -> tuple[str, ...]:
-        """Return the mechanisms that a listener with logins offers, with or without TLS."""
+        """Return the mechanisms that a listener with logins offers. ``is_encrypted``: it uses TLS."""
         enabled = dict.fromkeys(self.sasl_enabled_mechanisms)
         if is_encrypted or self.sasl_allow_plain_without_tls:
             return tuple(enabled)
@@ -695,7 +747,7 @@ class BrokerConfig:
         return {option.name: getattr(self, option.python_name) for option in BROKER_OPTIONS}
 
     def topic_defaults(self) -> dict[str, Any]:
-        """Return {topic option: default} of the topic options whose default differs from Kafka's."""
+        """Return {topic option: default} of the topic options whose built-in default is overridden."""
         given = _topic_default_values(self)
         if given == _KAFKA_DEFAULTS:
             return {}
@@ -716,6 +768,11 @@ class BrokerConfig:
             imbalance_per_broker_percentage=self.leader_imbalance_per_broker_percentage,
             unclean_recovery_strategy=self.unclean_recovery_strategy,
             unclean_recovery_timeout_ms=self.unclean_recovery_timeout_ms,
+            internal_topics=(
+                (OFFSETS_TOPIC, self.offsets_topic_replication_factor),
+                (TRANSACTIONS_TOPIC, self.transaction_state_log_replication_factor),
+            ),
+            voters=frozenset(self.voters or {self.node_id}),
             max_topics=self.max_topics,
             max_partitions=self.max_partitions,
         )
@@ -732,12 +789,12 @@ class BrokerConfig:
 
     @property
     def has_peers(self) -> bool:
-        """Whether voters are configured: this node belongs to a cluster of several nodes."""
+        """Whether controller.quorum.voters is set. Otherwise this node is a cluster of its own."""
         return bool(self.controller_quorum_voters)
 
     @property
     def voters(self) -> dict[int, str]:
-        """Return {node id: address of its controller listener}."""
+        """Return {node id: address of the controller listener} of each voter."""
         if not self.controller_quorum_voters:
             return {}
         return parse_voters(
@@ -746,7 +803,7 @@ class BrokerConfig:
 
     @property
     def controller_addresses(self) -> tuple[str, ...]:
-        """Return where this node listens as a controller of several nodes; () if it does not."""
+        """Return the addresses of this node's controller listener; () if it has none."""
         if not self.has_peers or not self.is_controller:
             return ()
         return self.controller_listeners or (self.voters[self.node_id],)
@@ -799,8 +856,9 @@ def load_settings(
     """Return the broker's settings. ``overrides`` (flags) override ``env``, which overrides ``file``.
 
     ``file`` is TOML, with nested tables or quoted dotted names. ``env`` has variables such as
-    ``KAFKALITE_LOG_RETENTION_MS``; other variables are ignored. Raises ConfigError, also for a variable that
-    looks like a misspelt option. The error names the key, the value, the allowed values and the source.
+    ``KAFKALITE_LOG_RETENTION_MS``. A variable that looks like a misspelt option raises ConfigError, and
+    other unknown variables are ignored. Raises ConfigError for invalid settings, OSError if ``file`` is
+    unreadable.
     """
     values: dict[str, Any] = {}
     sources = {option.name: "default" for option in BROKER_OPTIONS}

@@ -18,6 +18,7 @@ from kafkalite.broker.coordination.transactions import Transactions
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.quotas.quota_manager import QuotaManager
+from kafkalite.broker.replication.near_reads import NearReads
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.logins import Logins
 from kafkalite.broker.server.metrics import Metrics
@@ -49,6 +50,7 @@ class Services:
     marker_writer: MarkerWriter
     transactions: Transactions
     quotas: QuotaManager
+    near_reads: NearReads
     logins: Logins
     on_broken: Callable[[BaseException], None]  #: called when an invariant is violated; stops the broker
     request_stop: Callable[[], object]  #: begins an orderly stop and returns at once

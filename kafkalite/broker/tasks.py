@@ -1,4 +1,4 @@
-"""Tasks with an owner that cancels them. A failed task stops the broker.
+"""Tasks with an owner that cancels them.
 
 ``asyncio.TaskGroup`` does not fit: the task that entered it must leave it, but different tasks may start and
 stop a broker.
@@ -49,7 +49,7 @@ class TaskSet:
         return task
 
     def start_when(self, signal: Signal, run: Callable[[], Coroutine[Any, Any, Any]], *, name: str) -> None:
-        """Start ``run()`` as a task when ``signal`` is set; never if ``cancel`` is called first."""
+        """Start ``run()`` as a task when ``signal`` is set, unless the tasks are cancelled before."""
         if signal.is_set():
             self.start(run(), name=name)
         else:
@@ -127,7 +127,7 @@ async def _all_ended(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 async def first_of(*waits: Awaitable[object]) -> None:
-    """Return when one of ``waits`` has ended, and cancel the others."""
+    """Return when at least one of ``waits`` has ended, and cancel the rest."""
     futures = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -12,7 +12,7 @@ from kafkalite.cli.exit_codes import CheckFailedError, UsageError
 from kafkalite.cli.invocation import client_options, listing_options
 from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import Column, plural, print_document, print_listing, rows_of
-from kafkalite.errors import ClusterAuthorizationFailedError
+from kafkalite.errors import ClusterAuthorizationFailedError, ConnectionFailedError, RequestTimeoutError
 from kafkalite.security.acls import (
     CLUSTER_NAME,
     WILDCARD,
@@ -24,10 +24,12 @@ from kafkalite.security.acls import (
     Permission,
     ResourceType,
     label,
+    super_users_of,
 )
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.admin.descriptions import ConfigValue
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,6 +37,7 @@ NOT_ENFORCED: Final = (
     "note: broker {} does not enforce rules; start it with authorizer.class.name=StandardAuthorizer"
 )
 _AUTHORIZER: Final = "authorizer.class.name"
+_ANSWER_TIMEOUT_S: Final = 1.0
 _OPERATIONS: Final = {label(operation): operation for operation in Operation}
 _COLUMNS: Final = (
     Column("principal", "PRINCIPAL"),
@@ -51,7 +54,6 @@ _OPERATION: Final = click.Choice(list(_OPERATIONS), case_sensitive=False)
 
 
 def _resource_options(function: F) -> F:
-    """Add the options that name a resource."""
     for option in reversed(
         (
             click.option("--topic", metavar="NAME", help="A topic; '*' stands for all."),
@@ -96,7 +98,7 @@ def _principal(text: str) -> str:
 
 @click.group(cls=Group)
 def acl() -> None:
-    """Access control rules of brokers with authorizer.class.name=StandardAuthorizer."""
+    """Access control rules. Only brokers with authorizer.class.name=StandardAuthorizer enforce them."""
 
 
 @acl.command(
@@ -125,7 +127,7 @@ Examples:
 def add(
     principal: str, operations: Sequence[str], prefixed: bool, host: str, deny: bool, **resource: Any
 ) -> None:
-    """Add rules: PRINCIPAL may perform the operations on a resource."""
+    """Add rules that allow (with --deny: deny) operations of PRINCIPAL on a resource."""
     kind, name = _required(_resource(**resource))
     pattern = PatternType.PREFIXED if prefixed else PatternType.LITERAL
     permission = Permission.DENY if deny else Permission.ALLOW
@@ -146,15 +148,44 @@ def add(
 
 
 async def _without_authorizer(admin: Admin) -> list[int]:
-    """Return the node ids of the brokers that do not enforce rules, as far as the client may know them."""
+    """Return the node ids of brokers that do not enforce rules.
+
+    Omit brokers that are fenced or do not respond. Return [] if the client may not describe the settings.
+    """
     try:
-        return [
-            broker.node_id
-            for broker in (await admin.describe_cluster()).brokers
-            if not (await admin.describe_configs("broker", str(broker.node_id)))[_AUTHORIZER].value
-        ]
+        return [node_id async for node_id, configs in _live_settings(admin) if not configs[_AUTHORIZER].value]
     except ClusterAuthorizationFailedError:
         return []
+
+
+async def _authorizer_settings(admin: Admin) -> dict[str, Any]:
+    """Return the arguments of ``Authorizer`` from the settings of the first live broker that responds.
+
+    Return {} if no broker responds, or if the client may not describe the settings.
+    """
+    try:
+        _, configs = await anext(_live_settings(admin))
+    except (ClusterAuthorizationFailedError, StopAsyncIteration):
+        return {}
+    return {
+        "super_users": super_users_of(configs["super.users"].value or ""),
+        "allows_without_rules": configs["allow.everyone.if.no.acl.found"].value == "true",
+    }
+
+
+async def _live_settings(admin: Admin) -> AsyncIterator[tuple[int, dict[str, ConfigValue]]]:
+    """Yield (node id, settings) of each live broker that responds within _ANSWER_TIMEOUT_S."""
+    import asyncio
+
+    for broker in (await admin.describe_cluster()).brokers:
+        if broker.is_fenced:
+            continue
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                configs = await admin.describe_configs("broker", str(broker.node_id))
+        except (TimeoutError, ConnectionFailedError, RequestTimeoutError):
+            continue
+        yield broker.node_id, configs
 
 
 def _operation(text: str) -> Operation:
@@ -176,7 +207,6 @@ def _selection(
 
 
 def _selection_options(function: F) -> F:
-    """Add the options that select rules."""
     for option in reversed(
         (
             click.option("--principal", metavar="PRINCIPAL", help="Only rules of User:NAME."),
@@ -210,7 +240,7 @@ Examples:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @listing_options
 def remove(yes: bool, **selected: Any) -> None:
-    """Remove the rules that the options select, and list them."""
+    """Remove the rules that the options select, and list the removed rules."""
     selection = _selection(**selected)
     if not any(field is not None for field in selection):
         raise UsageError("select the rules to remove, such as by --principal or --topic")
@@ -236,15 +266,17 @@ Examples:
 def check(principal: str, operation: str, host: str, **resource: Any) -> None:
     """Explain which rule allows or denies an operation. Exit code 9 if it is denied.
 
-    Super users of the brokers are not known to this command.
+    The settings super.users and allow.everyone.if.no.acl.found of a broker count, too, if the client may
+    describe them.
     """
     kind, name = _required(_resource(**resource))
     wanted = _operation(operation)
 
-    async def main(admin: Admin) -> list[AclBinding]:
-        return await admin.describe_acls(AclFilter(resource_type=kind))
+    async def main(admin: Admin) -> Authorizer:
+        rules = await admin.describe_acls(AclFilter(resource_type=kind))
+        return Authorizer(rules, **await _authorizer_settings(admin))
 
-    verdict = Authorizer(connect.ask_admin(main)).explain(_principal(principal), host, wanted, kind, name)
+    verdict = connect.ask_admin(main).explain(_principal(principal), host, wanted, kind, name)
     document = {"allowed": verdict.is_allowed, "reason": verdict.reason}
     print_document(document, invocation.current().output)
     if not verdict.is_allowed:

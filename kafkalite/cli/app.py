@@ -15,7 +15,9 @@ from kafkalite.cli import exit_codes
 from kafkalite.cli.habits import translate
 from kafkalite.cli.invocation import Invocation, Terminated, check_environment, listing_options
 from kafkalite.cli.lazy_group import LazyCommand, LazyGroup
+from kafkalite.cli.stdio import silence_stdout
 from kafkalite.errors import ConfigError, KafkaliteError, MissingExtraError
+from kafkalite.log_fields import escaped
 
 _DAILY: Final = "Every day"
 _CLUSTER: Final = "Topics and brokers"
@@ -34,7 +36,9 @@ COMMANDS: Final = {
     "txn": LazyCommand("Transactions: list, describe, abort, find hanging.", _CLUSTER),
     "offsets": LazyCommand("First and last offsets of partitions.", _CLUSTER),
     "cluster": LazyCommand(
-        "Status, wait, brokers, elect, shutdown.", _CLUSTER, "kafkalite.cli.cluster_wait:cluster"
+        "Status, brokers, balance, reassign, elect, decommission.",
+        _CLUSTER,
+        "kafkalite.cli.cluster_reassign:cluster",
     ),
     "metadata": LazyCommand("The metadata as a tree, and its quorum.", _CLUSTER),
     "acl": LazyCommand("Access control rules: add, remove, list, check.", _CLUSTER),
@@ -95,7 +99,7 @@ def root(context: click.Context) -> None:
 
 
 def run(arguments: Sequence[str], *, command: click.Command | None = None, name: str = "kl") -> int:
-    """Run one command line in this process and return the exit code. Raises no exception.
+    """Run one command line in this process and return the exit code, also if the command fails.
 
     ``command`` (None: the root command) is the command to run, and ``name`` its name in messages.
     """
@@ -123,6 +127,8 @@ def run(arguments: Sequence[str], *, command: click.Command | None = None, name:
     except Exception as error:
         for line in _explained(error):
             _echo(line)
+        if _is_of_stdout(error):
+            silence_stdout()
         if invocation.debug:
             import traceback
 
@@ -143,19 +149,9 @@ def _invoke(command: click.Command, name: str, arguments: list[str], invocation:
 
 
 def _pipe_closed() -> int:
-    """Stop output, because the reader of stdout closed the pipe. Return exit code 0: this is no error."""
+    """Discard further output, because the reader of stdout closed the pipe. Return exit code 0."""
     silence_stdout()
     return exit_codes.OK
-
-
-def silence_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the flush at exit does not fail on a closed pipe."""
-    try:
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stdout.fileno())
-        os.close(nothing)
-    except (OSError, ValueError):  # stdout has no file descriptor
-        return
 
 
 def _echo(text: str) -> None:
@@ -170,14 +166,15 @@ def _show_usage_problem(problem: click.ClickException) -> None:
     if isinstance(problem, click.exceptions.NoArgsIsHelpError):
         _echo(problem.format_message())
         return
-    message = problem.format_message()
+    message = problem.format_message() or type(problem).__name__
     _echo(f"kl: {message[:1].lower()}{message[1:].rstrip('.')}")
     if context is not None:
         _echo(f"    try: {context.command_path} --help")
 
 
-#: Errors of a full disk or quota. Errors of files have a name, so without one it is standard output.
-_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+#: Errors of a full disk or quota, and of a closed standard output.
+_NOT_WRITTEN: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF}
+_CLOSED_HINT: Final = "    hint: it is closed (>&-); >/dev/null discards the output"
 
 _NEXT_COMMAND: Final = {
     exit_codes.CANNOT_CONNECT: "kl dev      starts a broker here;  -b HOST:PORT names another",
@@ -185,20 +182,28 @@ _NEXT_COMMAND: Final = {
 }
 
 
+def _is_of_stdout(error: Exception) -> bool:
+    """Whether writing to stdout failed with ``error``. Errors of files have a name; this one has none."""
+    return isinstance(error, OSError) and not error.filename and error.errno in _NOT_WRITTEN
+
+
 def _explained(error: Exception) -> list[str]:
     """Return the lines to print on stderr: the message of ``error`` and hints."""
     if isinstance(error, KafkaliteError):
-        hint = [f"    hint: {error.hint}"] if error.hint else []
+        hint = [f"    hint: {escaped(error.hint)}"] if error.hint else []
         command = _next_command(error)
         attempt = [f"    try: {command}"] if command and command not in error.hint else []
-        return [f"kl: {error.message}", *hint, *attempt]
+        # Brokers choose the texts of their errors, so control characters are escaped (S13).
+        message = "\n    ".join(map(escaped, (error.message or type(error).__name__).split("\n")))
+        return [f"kl: {message}", *hint, *attempt]
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("kafkalite"):
         return _explained(MissingExtraError("this command", error.name or "", "all"))
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        if not where and error.errno in _FULL:
+        if _is_of_stdout(error):
             where = "stdout can't be written: "
-        return [f"kl: {where}{error.strerror or error or type(error).__name__}"]
+        hint = [_CLOSED_HINT] if where and error.errno == errno.EBADF else []
+        return [f"kl: {where}{error.strerror or str(error) or type(error).__name__}", *hint]
     return [
         f"kl: unexpected {type(error).__name__}: {error}",
         "    this is a bug in kafkalite: please report it with the output of the same command with --debug",

@@ -1,8 +1,8 @@
 """``kl bench``: quick measurements of a broker, without any set-up.
 
-If no brokers are given by ``-b``, the environment or a context, it starts an embedded broker in a temporary
-directory, with the default durability. The topic that it creates is deleted afterwards. To compare versions,
-use ``make bench``, which also measures the machine itself.
+If no brokers are given by ``-b``, the environment or a context, the command starts an embedded broker in a
+temporary directory, with the default durability. The topic of the benchmark is deleted afterwards. To compare
+versions, use ``make bench``, which also measures the machine itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _MIB: Final = 1 << 20
 class Workload:
     """A workload: ``record_count`` records, each with a value of ``value_bytes`` bytes.
 
-    ``records_per_send`` records are sent at a time.
+    ``records_per_send`` is the number of records in one call of ``send_many``. If it is 1, ``send_nowait`` is
+    called instead.
     """
 
     record_count: int
@@ -74,19 +75,21 @@ class Outcome:
         return document
 
 
-def _workload_options(default_count: int, default_send: int) -> Callable[[F], F]:
+_IN_BULK: Final = (
+    invocation.number_option(
+        "--send", default=1000, show_default=True, help="Records per send_many(); 1 uses send_nowait()."
+    ),
+    invocation.number_option("--partitions", default=1, show_default=True),
+)
+
+
+def _workload_options(default_count: int, *more: Callable[[Any], Any]) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         return apply(
             function,
             invocation.number_option("-n", "--records", default=default_count, show_default=True),
             invocation.number_option("--size", default=100, show_default=True, help="Bytes per value."),
-            invocation.number_option(
-                "--send",
-                default=default_send,
-                show_default=True,
-                help="Records per send_many(); 1 uses send_nowait().",
-            ),
-            invocation.number_option("--partitions", default=1, show_default=True),
+            *more,
             click.option("-z", "--compression", default="none", show_default=True, help="Codec."),
             click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True),
             click.option(
@@ -101,7 +104,13 @@ def _workload_options(default_count: int, default_send: int) -> Callable[[F], F]
 
 
 def _workload(
-    records: int, size: int, send: int, partitions: int, compression: str, acks: str, durability: str | None
+    records: int,
+    size: int,
+    compression: str,
+    acks: str,
+    durability: str | None,
+    send: int = 1,
+    partitions: int = 1,
 ) -> Workload:
     settings = {"compression.type": compression, "acks": acks}
     configs = {} if durability is None else {"durability": durability}
@@ -114,23 +123,23 @@ def bench() -> None:
 
 
 @bench.command("produce")
-@_workload_options(200_000, 1000)
+@_workload_options(200_000, *_IN_BULK)
 def bench_produce(**options: Any) -> None:
-    """Measure acknowledged records per second and the latency of a send."""
+    """Measure records sent per second and, unless --send is 1, the latency of send_many()."""
     _run("produce", _workload(**options), _produce)
 
 
 @bench.command("consume")
-@_workload_options(500_000, 1000)
+@_workload_options(500_000, *_IN_BULK)
 def bench_consume(**options: Any) -> None:
     """Fill a topic, then measure consumed records per second."""
     _run("consume", _workload(**options), _consume)
 
 
 @bench.command("e2e")
-@_workload_options(500, 1)
+@_workload_options(500)
 def bench_e2e(**options: Any) -> None:
-    """Measure the latency from send to a waiting consumer, one record at a time."""
+    """Measure the time from sending a record until a waiting consumer has it, one record at a time."""
     _run("e2e", _workload(**options), _end_to_end)
 
 
@@ -190,7 +199,7 @@ async def _own_topic(current: Invocation, workload: Workload) -> AsyncIterator[s
 
 
 def _values(workload: Workload) -> list[bytes]:
-    """Return random hexadecimal text. It compresses to about half its size, as real data does."""
+    """Return 1,000 values of random hexadecimal text, which compresses to about half its size."""
     rng = seeded_rng(1)
     return [
         rng.randbytes((workload.value_bytes + 1) // 2).hex().encode()[: workload.value_bytes]
@@ -218,7 +227,7 @@ async def _produce(current: Invocation, topic: str, workload: Workload) -> Outco
 
 
 async def _single_sends(producer: Any, topic: str, pool: list[bytes], count: int, outcome: Outcome) -> None:
-    """Call ``send_nowait`` as fast as the buffer accepts records. The producer forms the batches."""
+    """Send ``count`` records with ``send_nowait``, as fast as the buffer accepts them, and flush."""
     from kafkalite.errors import BufferFullError
 
     for number in range(count):

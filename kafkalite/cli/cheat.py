@@ -60,7 +60,10 @@ SHEET: Final = (
 
 @click.command()
 def cheat() -> None:
-    """Print the commands of other tools beside those of kl. Most of them also run if 'kl' precedes them."""
+    """Print commands of kcat and Kafka's scripts beside those of kl.
+
+    Many commands of kcat and of the scripts also run after 'kl', as in 'kl kcat -L'.
+    """
     width = max(len(theirs) for _, rows in SHEET for theirs, _ in rows)
     for number, (title, rows) in enumerate(SHEET):
         click.echo(f"{chr(10) * bool(number)}{title}")

@@ -1,7 +1,7 @@
 """Prints the client library's warnings on stderr, at a limited rate, and remembers the last one.
 
-The library warns while its work is late (``kafkalite.client.cluster.setbacks``), so a command that waits
-prints the reason within two seconds, and repeats it when its time limit passes.
+The library logs a warning if its work is late (``kafkalite.client.cluster.setbacks``). Therefore a command
+that waits prints the reason. If its time limit passes, it prints the reason again.
 """
 
 # Tests: tests/cli/test_stderr.py
@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Final
+
+from kafkalite.log_fields import escaped
 
 _QUIET_SECONDS: Final = 10.0
 _CHANGE_SECONDS: Final = 2.0
@@ -26,9 +28,9 @@ def print_line(line: str) -> None:
 
 
 class SparseHandler(logging.Handler):
-    """Prints a warning at most every ten seconds; if it differs in more than digits, every two seconds.
+    """Prints every error, and a warning if at least ten seconds have passed since the last printed line.
 
-    The comparison is with the last printed warning. Errors are always printed.
+    If the warning differs from the last printed line in more than digits, two seconds must have passed.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,7 @@ class SparseHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         now = time.monotonic()
-        text = record.getMessage()
+        text = escaped(record.getMessage())
         self._last, self._last_at = text, now
         is_new = _without_digits(text) != _without_digits(self._printed)
         pause = _CHANGE_SECONDS if is_new else _QUIET_SECONDS
@@ -53,7 +55,7 @@ class SparseHandler(logging.Handler):
 
     @property
     def current(self) -> str:
-        """The last warning, if it is recent, without its prefix; otherwise the empty string."""
+        """The last warning or error, without ``waiting: ``; "" if it is older than 12 seconds."""
         is_recent = time.monotonic() - self._last_at <= _CURRENT_SECONDS
         return self._last.removeprefix("waiting: ") if is_recent else ""
 
@@ -63,13 +65,13 @@ def _without_digits(text: str) -> str:
 
 
 def installed() -> SparseHandler | None:
-    """Return the handler that ``install`` has added, or None."""
+    """Return the handler that ``install`` has added, or None if there is none."""
     handlers = logging.getLogger("kafkalite").handlers
     return next((each for each in handlers if isinstance(each, SparseHandler)), None)
 
 
 def install(*, debug: bool) -> None:
-    """Send the library's log records to stderr: rate-limited warnings, or all records with ``debug``."""
+    """Print the library's warnings on stderr, at a limited rate. If ``debug``, also print all log records."""
     if debug:
         logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
     if installed() is None:

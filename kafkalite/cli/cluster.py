@@ -21,12 +21,12 @@ from kafkalite.client.admin.cluster_health import (
     ClusterView,
     load_of,
     look,
+    look_again,
     look_at_disks,
     look_at_quorum,
     look_at_recovery,
     problems,
 )
-from kafkalite.client.cluster.authentication import call_with_secret
 from kafkalite.client.cluster.routing import NO_NODE
 from kafkalite.errors import ErrorCode, KafkaliteError, broker_error
 from kafkalite.model import TopicPartition
@@ -81,7 +81,7 @@ _ELECTION_COLUMNS: Final = (
 
 @click.group(cls=Group)
 def cluster() -> None:
-    """Inspect the cluster, elect leaders, stop nodes."""
+    """Inspect the cluster, elect leaders, move partitions, stop nodes."""
 
 
 async def _view_of_all(
@@ -89,10 +89,13 @@ async def _view_of_all(
 ) -> tuple[ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition], list[str]]:
     """Return (cluster view, controller quorum, partitions in recovery, reasons why logs refuse records).
 
-    The quorum is None, and the list of partitions empty, if no controller is active or the request fails.
+    If no controller is active, the quorum is None and the list of partitions in recovery is empty. The same
+    applies to each of the two if the request for it fails.
     """
     view = await look(client)
-    refusals = await look_at_disks(client, view)
+    refusals, silent = await look_at_disks(client, view)
+    if silent:
+        view = await look_again(client, silent)
     if view.controller_id < 0:
         return view, None, [], refusals
     try:
@@ -279,7 +282,7 @@ QUORUM_COLUMNS: Final = (
 
 
 def quorum_document(quorum: Any) -> dict[str, Any]:
-    """Return a DescribeQuorum response as the document to print."""
+    """Convert a DescribeQuorum response to the document to print."""
     nodes = []
     for node in sorted(quorum.nodes, key=lambda node: node.node_id):
         role = "leader" if node.node_id == quorum.leader_id else "voter" if node.is_voter else "observer"
@@ -333,10 +336,10 @@ def elect(names: tuple[str, ...], unclean: bool, yes: bool, secret_file: Path | 
         )
 
     async def main(client: ClusterClient) -> list[ElectedPartition]:
-        partitions = await _named_partitions(client, names) if names else None
+        partitions = await named_partitions(client, names) if names else None
         request = ElectLeadersRequest(ELECTION_TIMEOUT_MS, unclean, partitions)
         if unclean:
-            message = await call_with_secret(client, connect.cluster_secret(secret_file), request)
+            message = await connect.call_with_secret(client, secret_file, request)
         else:
             message = (await client.call(request)).message
         elected: list[ElectedPartition] = message.partitions
@@ -363,7 +366,7 @@ def _election_result(each: ElectedPartition) -> str:
     return each.error_message or broker_error(each.error_code).code.name
 
 
-async def _named_partitions(client: ClusterClient, names: Iterable[str]) -> list[ElectionPartition]:
+async def named_partitions(client: ClusterClient, names: Iterable[str]) -> list[ElectionPartition]:
     """Return the partitions of ``names``, which are topics or partitions such as ``events-0``.
 
     Raises NotFoundError for an unknown name.
@@ -401,19 +404,18 @@ Examples:
 @secret_option
 @client_options
 def shutdown(node_id: int, no_wait: bool, secret_file: Path | None) -> None:
-    """Stop one node cleanly: leaders move first, no data is lost. SIGTERM does the same."""
+    """Stop one broker cleanly: it first hands over its leaderships where possible. SIGTERM does the same."""
 
     async def main(client: ClusterClient) -> None:
         view = await look(client)
         known = {broker.node_id: broker for broker in view.brokers}
         if node_id not in known:
-            numbers = ", ".join(map(str, known))
-            raise NotFoundError(f"there is no broker {node_id}", hint=f"the brokers are {numbers}")
+            raise connect.no_such_broker(node_id, known)
         if view.state_of(known[node_id]) != LIVE:
             invocation.say(f"node {node_id} is {view.state_of(known[node_id])} already")
             return
-        secret = connect.cluster_secret(secret_file)
-        await call_with_secret(client, secret, ControlledShutdownRequest(node_id), node_id=node_id)
+        request = ControlledShutdownRequest(node_id)
+        await connect.call_with_secret(client, secret_file, request, node_id=node_id)
         if no_wait:
             click.echo(f"node {node_id}: shutting down")
             return
@@ -424,7 +426,10 @@ def shutdown(node_id: int, no_wait: bool, secret_file: Path | None) -> None:
 
 
 async def _until_gone(client: ClusterClient, node_id: int, *, is_alone: bool) -> None:
-    """Wait until the brokers report ``node_id`` as fenced or, if ``is_alone``, no broker responds."""
+    """Wait until the metadata lists ``node_id`` as fenced, or does not list it.
+
+    If no broker responds, return if ``is_alone``, otherwise raise ClientError.
+    """
     import asyncio
 
     from kafkalite.errors import ClientError

@@ -4,27 +4,25 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from kafkalite.cli import invocation
-from kafkalite.cli.cluster import cluster
+from kafkalite.cli.cluster import cluster as cluster
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.connect import secured_servers
 from kafkalite.cli.exit_codes import TimedOutError
 from kafkalite.cli.invocation import client_options
 from kafkalite.cli.output import plural
+from kafkalite.cli.this_node import own_address, own_config, own_login
 from kafkalite.errors import KafkaliteError
 
 if TYPE_CHECKING:
-    from kafkalite.broker.config import BrokerConfig
     from kafkalite.client.admin.cluster_health import ClusterView, RequestedState
-    from kafkalite.client.cluster.login import Login
+    from kafkalite.client.cluster.login import ConnectionLogin
     from kafkalite.transport.tls_context import TlsContext
 
 DEFAULT_PATIENCE_MS: Final = 60_000
@@ -60,7 +58,7 @@ Examples:
     "--this-node",
     is_flag=True,
     help="Ask only the node that this environment configures (KAFKALITE_NODE_ID, KAFKALITE_LISTENERS); "
-    "it must be a live member.",
+    "it must be a live member. Logs in with KAFKALITE_CLUSTER_SECRET, if set.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print neither progress nor result.")
 @client_options
@@ -75,30 +73,38 @@ def wait(
 ) -> None:
     """Wait until the cluster is ready; exit code 7 after --timeout (default: one minute)."""
     from kafkalite.client.admin.cluster_health import RequestedState
+    from kafkalite.transport import is_tls, needs_login
     from kafkalite.transport.tls_context import TlsContext
 
     current = invocation.current()
     requested = RequestedState(broker_count or 1, whole, node_id, frozenset(topics))
     addresses, tls, login = secured_servers(current)
-    config = _own_config() if this_node else None
+    config = own_config() if this_node else None
     if config is not None:
         tls = TlsContext(config)
     if config is not None and config.is_broker:
-        addresses, requested = [_own_address(config)], requested._replace(node_id=config.node_id)
-    patience_ms = current.timeout_ms or DEFAULT_PATIENCE_MS
+        addresses, requested = [own_address(config)], requested._replace(node_id=config.node_id)
+        tls = tls if is_tls(addresses[0]) else None
+    patience_ms = DEFAULT_PATIENCE_MS if current.timeout_ms is None else current.timeout_ms
     progress = _Reasons(is_silent=quiet)
+
+    def current_login() -> ConnectionLogin | None:
+        return login if config is None else own_login(config) or login
+
     try:
         if config is not None and not config.is_broker:
             address = config.voters[config.node_id]
             invocation.run(lambda: _until_answered(address, tls, progress), timeout_ms=patience_ms)
             return
         view = invocation.run(
-            lambda: _until(addresses, tls, login, requested, progress), timeout_ms=patience_ms
+            lambda: _until(addresses, tls, current_login, requested, progress), timeout_ms=patience_ms
         )
     except TimedOutError:
+        hint = "'kl cluster status' shows more; a longer --timeout waits longer"
+        if config is not None and needs_login(addresses[0]) and current_login() is None:
+            hint = "the listener requires a login: set KAFKALITE_CLUSTER_SECRET, also on a node without peers"
         raise TimedOutError(
-            f"not ready after {patience_ms / 1000:g} s: {progress.last or 'no response'}",
-            hint="'kl cluster status' shows more; a longer --timeout waits longer",
+            f"not ready after {patience_ms / 1000:g} s: {progress.last or 'no response'}", hint=hint
         ) from None
     finally:
         progress.end()
@@ -109,27 +115,11 @@ def wait(
         )
 
 
-def _own_config() -> BrokerConfig:
-    from kafkalite.broker.config import load_settings
-
-    # This node is trusted whatever address its certificate names.
-    config = load_settings(None, os.environ, {}).config
-    return replace(config, ssl_endpoint_identification_algorithm="")
-
-
-def _own_address(config: BrokerConfig) -> str:
-    """Return the address at which processes on this machine reach the node of ``config``."""
-    from kafkalite.broker.addresses import is_wildcard
-    from kafkalite.transport import security_scheme
-
-    address = config.listeners[0]
-    if not is_wildcard(address):
-        return address
-    return f"{security_scheme(address)}127.0.0.1:{address.rpartition(':')[2]}"
-
-
 class _Reasons:
-    """Prints the unmet conditions on stderr whenever they change, on a terminal always in the same line."""
+    """Prints on stderr why the command waits, whenever the reasons change.
+
+    On a terminal, new reasons replace the old ones in the same line. If ``is_silent``, prints nothing.
+    """
 
     def __init__(self, *, is_silent: bool) -> None:
         self.last = ""
@@ -173,18 +163,21 @@ async def _until_answered(address: str, tls: TlsContext | None, progress: _Reaso
 async def _until(
     addresses: Sequence[str],
     tls: TlsContext | None,
-    login: Login | None,
+    login: Callable[[], ConnectionLogin | None],
     requested: RequestedState,
     progress: _Reasons,
 ) -> ClusterView:
-    """Poll until the cluster is in the requested state, without a time limit. Return its view."""
+    """Poll until the cluster is in the requested state, without a time limit. Return the last view.
+
+    ``login`` returns the login of each poll: a new node may have no cluster id yet.
+    """
     import asyncio
 
     from kafkalite.client.admin.cluster_health import look_from, unmet_conditions
 
     while True:
         try:
-            view = await look_from(addresses, timeout_ms=_ANSWER_TIMEOUT_MS, tls=tls, login=login)
+            view = await look_from(addresses, timeout_ms=_ANSWER_TIMEOUT_MS, tls=tls, login=login())
         except KafkaliteError as error:
             progress.tell([error.message])
         else:

@@ -1,4 +1,4 @@
-"""Tab completion of names that a broker returns, and ``kl completion``, which prints a shell's script."""
+"""Tab completion of names that a broker returns, and ``kl completion``, which prints the shell script."""
 
 # Tests: tests/cli/test_txn.py
 

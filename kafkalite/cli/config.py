@@ -112,7 +112,7 @@ Examples:
 @click.option("--all", "shows_all", is_flag=True, help="Defaults, too.")
 @listing_options
 def show(kind: Literal["topic", "broker"], name: str, settings: tuple[str, ...], shows_all: bool) -> None:
-    """Show the settings that a topic or a running broker uses."""
+    """Show settings of a topic or a running broker, by default those that differ from the defaults."""
 
     async def main(admin: Admin) -> dict[str, ConfigValue]:
         if kind == "broker":
@@ -256,5 +256,5 @@ def _topic_value(topic: str, option: Option) -> tuple[Any, str]:
 
 
 def parse_overrides(texts: tuple[str, ...]) -> dict[str, str]:
-    """Return the settings given by ``--set name=value``. Raises UsageError."""
+    """Return the settings given by ``--set name=value``. Raises UsageError for any other text."""
     return parse_settings(texts, "--set log.retention.ms=60000")

@@ -1,4 +1,4 @@
-"""``kl conformance``: whether a server or a client speaks the protocol, check by check; the schema."""
+"""``kl conformance``: checks whether a server or a client speaks the protocol; prints the schema."""
 
 # Tests: tests/conformance/test_suite.py, tests/conformance/test_clients.py
 
@@ -70,11 +70,12 @@ def conformance(
 ) -> None:
     """Check that the server at HOST:PORT speaks the protocol of docs/protocol.md.
 
-    It creates topics, groups and transactional ids whose names begin with "conformance-", and deletes the
-    topics and groups. Exit code 9 means that a check failed, or did not begin in time.
+    The command creates topics, groups and transactional ids whose names begin with "conformance-", and
+    deletes the topics and groups. Exit code 9 means that a check failed, or did not begin in time.
 
-    With --listen, it checks a client instead: run the client against HOST:PORT, and press Ctrl-C when it is
-    done. Then each check has passed, failed or was not exercised.
+    With --listen, the command checks a client: run the client against HOST:PORT, and press Ctrl-C when the
+    client is done. Then the command prints whether each check passed, failed or was not exercised. Exit code
+    9 means that a check failed, or that no client connected.
     """
     if listen is not None:
         if address is not None or lists or prints_schema or patterns:
@@ -138,7 +139,7 @@ def _with_silence_warning(address: str, results: Iterator[Result]) -> Iterator[R
 
 
 async def _listen(address: str, limit_s: float, *, has_faults: bool) -> Judge:
-    """Serve clients until Ctrl-C, SIGTERM or ``limit_s``, and return the judge with the results."""
+    """Serve clients for ``limit_s`` seconds, or until Ctrl-C or SIGTERM. Return the judge of the clients."""
     from kafkalite.conformance.listener import Listener
 
     ended = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Builds clients from command-line options: -b, and each ``-X`` property for clients that define it."""
+"""Builds clients from the command line's brokers and client properties, and runs requests with them."""
 
 # Tests: tests/cli/test_app.py
 
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafkalite.cli.exit_codes import NotFoundError, UsageError
 from kafkalite.cli.invocation import Invocation, current, run_command
+from kafkalite.cli.this_node import own_admin
 from kafkalite.suggestions import did_you_mean
 
 if TYPE_CHECKING:
+    from kafkalite.broker.config import BrokerConfig
     from kafkalite.client.admin.admin import Admin
     from kafkalite.client.cluster.client import ClusterClient
-    from kafkalite.client.cluster.login import Login
+    from kafkalite.client.cluster.login import ConnectionLogin
     from kafkalite.client.consumer.consumer import Consumer
     from kafkalite.client.producer.producer import Producer
     from kafkalite.options import OptionRegistry
@@ -35,9 +37,10 @@ IMPATIENT: Final[dict[str, Any]] = {
 
 
 def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return a client's settings as {dotted name: value}. Raises UsageError for an unknown property.
+    """Return a client's settings as {dotted name: value}, without properties of other types of clients.
 
-    The properties of -X override those of the context, and these the variables ``KAFKALITE_CLIENT_…``.
+    Properties of -X override those of the context, which override the variables ``KAFKALITE_CLIENT_…``.
+    Raises UsageError for a property that no client has, and ConfigError for an invalid value.
     """
     from kafkalite.client.config import environment_settings
 
@@ -68,13 +71,36 @@ def _check_known(name: str) -> None:
     )
 
 
-def secured_servers(invocation: Invocation) -> tuple[list[str], TlsContext | None, Login | None]:
-    """Return the addresses of the command's brokers as ``connect`` expects them, the TLS and the login."""
+def secured_servers(invocation: Invocation) -> tuple[list[str], TlsContext | None, ConnectionLogin | None]:
+    """Return (addresses of the command's brokers, TLS, login), as ``cluster_health.look_from`` takes them."""
     from kafkalite.client.cluster.client import ClusterClient
     from kafkalite.client.config import ADMIN_OPTIONS, admin_config
 
     client = ClusterClient(admin_config(_config(invocation, ADMIN_OPTIONS, {})))
     return list(map(client.secured, client.config.bootstrap_servers)), client.tls, client.login
+
+
+def security_settings(invocation: Invocation) -> dict[str, str]:
+    """Return the command's settings of TLS and of the login, as {dotted name: text}.
+
+    They are those that ``admin`` uses. Relative paths are absolute in the result, because other processes may
+    have another current directory. Raises UsageError and ConfigError as ``admin`` does.
+    """
+    from kafkalite.client.config import ADMIN_OPTIONS, CLIENT_VARIABLES, admin_config
+
+    admin_config(_config(invocation, ADMIN_OPTIONS, {}))
+    given = {
+        variable.removeprefix(CLIENT_VARIABLES).lower(): text
+        for variable, text in os.environ.items()
+        if variable.startswith(CLIENT_VARIABLES)
+    }
+    found: dict[str, str] = {}
+    for name, text in {**given, **invocation.all_properties}.items():
+        key = ADMIN_OPTIONS.get(name).name if name in ADMIN_OPTIONS else ""
+        if key.startswith(("security.", "ssl.", "sasl.")):
+            is_path = key.endswith((".location", ".url")) and text and not text.startswith("file:")
+            found[key] = str(Path(text).absolute()) if is_path else text
+    return found
 
 
 def cluster_secret(file: Path | None) -> str:
@@ -105,6 +131,19 @@ def cluster_secret(file: Path | None) -> str:
     return found
 
 
+async def call_with_secret(
+    client: ClusterClient, file: Path | None, message: Any, *, node_id: int | None = None
+) -> Any:
+    """Return the response of ``node_id`` (None: any broker) to a request that needs the cluster's secret.
+
+    Raises the errors of ``cluster_secret`` and of the client's ``call_with_secret``.
+    """
+    from kafkalite.client.cluster.authentication import call_with_secret as call
+
+    name = f"the secret in {file or SECRET_VARIABLE}"
+    return await call(client, cluster_secret(file), message, node_id=node_id, secret_name=name)
+
+
 def admin(invocation: Invocation) -> Admin:
     from kafkalite.client.admin.admin import Admin
     from kafkalite.client.config import ADMIN_OPTIONS
@@ -116,9 +155,10 @@ def admin(invocation: Invocation) -> Admin:
 async def cluster(
     invocation: Invocation, *, long_poll_ms: int = 0, **defaults: Any
 ) -> AsyncIterator[ClusterClient]:
-    """Yield a client for requests that any broker serves. Raises ConnectionFailedError.
+    """Yield a started client that can call any broker. Raises the errors of ``ClusterClient.start``.
 
-    A broker that holds a response for up to ``long_poll_ms`` is not reported as slow.
+    ``defaults`` are as in ``producer``. A broker that holds a response for up to ``long_poll_ms`` is not
+    reported as slow.
     """
     from kafkalite.client.cluster.client import ClusterClient, Purpose
     from kafkalite.client.config import ADMIN_OPTIONS, admin_config
@@ -132,21 +172,33 @@ async def cluster(
         await client.close()
 
 
-def ask_admin(question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-    """Return the result of ``question(admin)``. The Admin has the command's options. --timeout applies."""
+def ask_admin(
+    question: Callable[[Admin], Coroutine[Any, Any, T]], *, this_node: BrokerConfig | None = None
+) -> T:
+    """Return the result of ``question(admin)``. Raises TimedOutError if it takes longer than --timeout.
+
+    The Admin has the options of the command line. If ``this_node``, the settings of a node, is given, the
+    Admin connects to that node instead, and logs in with the node's cluster.secret.
+    """
     invocation = current()
 
     async def ask() -> T:
-        async with admin(invocation) as client:
+        if this_node is None:
+            chosen = admin(invocation)
+        else:
+            timeout_ms = invocation.timeout_ms
+            default_ms = IMPATIENT["default.api.timeout.ms"]
+            chosen = own_admin(this_node, default_ms if timeout_ms is None else max(1, timeout_ms))
+        async with chosen as client:
             return await question(client)
 
     return run_command(ask)
 
 
 def ask_cluster(question: Callable[[ClusterClient], Coroutine[Any, Any, T]], *, long_poll_ms: int = 0) -> T:
-    """Return the result of ``question(client)``, with a client for any broker. --timeout applies.
+    """Return the result of ``question(client)``. Raises TimedOutError if it takes longer than --timeout.
 
-    ``long_poll_ms`` is that of ``cluster``.
+    The client and ``long_poll_ms`` are as in ``cluster``.
     """
     invocation = current()
 
@@ -158,7 +210,7 @@ def ask_cluster(question: Callable[[ClusterClient], Coroutine[Any, Any, T]], *, 
 
 
 def producer(invocation: Invocation, **defaults: Any) -> Producer:
-    """Return a producer. ``defaults`` are settings by dotted name; -X overrides them."""
+    """Return a producer. ``defaults`` are settings by dotted name that the user's properties override."""
     from kafkalite.client.config import PRODUCER_OPTIONS
     from kafkalite.client.producer.producer import Producer
 
@@ -176,6 +228,12 @@ def consumer(invocation: Invocation, **defaults: Any) -> Consumer:
 def no_such_partition(topic: str, partition: int, count: int) -> NotFoundError:
     return NotFoundError(
         f"topic {topic!r} has no partition {partition}", hint=f"its partitions are 0 to {count - 1}"
+    )
+
+
+def no_such_broker(node_id: int, known: Iterable[int]) -> NotFoundError:
+    return NotFoundError(
+        f"there is no broker {node_id}", hint=f"the brokers are {', '.join(map(str, known))}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kafkalite.cli import connect, invocation
+from kafkalite.cli.argument_types import ANY_BYTES
 from kafkalite.cli.completion import complete_groups, complete_topics
 from kafkalite.cli.exit_codes import PartialFailureError, UsageError
 from kafkalite.cli.group_consume import GroupJob, patience_ms, timed_out
@@ -31,9 +32,9 @@ _POLL_RECORDS: Final = 10_000
 
 
 def record_output(text: str) -> str | OffsetRange:
-    """Return the value of -o: an output format, or, as in kcat and rpk, an offset range.
+    """Return the value of -o: an output format, or an offset range, which is what -o means in kcat and rpk.
 
-    Raises click's BadParameter.
+    Raises click's BadParameter if ``text`` is neither.
     """
     if text in RECORD_OUTPUTS:
         return text
@@ -83,7 +84,14 @@ Examples:
     shell_complete=complete_groups,
 )
 @click.option("--read-committed", is_flag=True, help="Skip records of open and aborted transactions.")
-@click.option("-f", "--format", "text_format", metavar="FORMAT", help="Print each record in this format.")
+@click.option(
+    "-f",
+    "--format",
+    "text_format",
+    type=ANY_BYTES,
+    metavar="FORMAT",
+    help="Print each record in this format.",
+)
 @click.option(
     "-o",
     "--output",
@@ -180,9 +188,11 @@ class _Job:
     async def run(self, current: Invocation) -> None:
         """Print the records.
 
-        Raises TimedOutError if --timeout passes before the count or end is reached. If one of several
-        partitions cannot be read to the end of its range, the others are read before PartialFailureError is
-        raised.
+        Raises TimedOutError if --timeout passes before -n records are printed or the end of the range is
+        reached. If there is neither -n nor an end, --timeout ends the command without an error, unless the
+        offsets were not looked up in time, or none of the existing records was fetched. If the range has an
+        end and one of several partitions cannot be read up to it, the others are read, and then
+        PartialFailureError is raised.
         """
         deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
         settings = {"auto.offset.reset": "none", "max.poll.records": _POLL_RECORDS, **self.settings}
@@ -199,7 +209,7 @@ class _Job:
             raise PartialFailureError(f"{len(self._unreadable)} of {count} could not be read to the end")
 
     async def _look_up(self, current: Invocation) -> None:
-        """Request the partitions of the topics, and the offsets to read in each."""
+        """Request the partitions of the topics, and the offsets to read in each partition."""
         async with connect.admin(current) as admin:
             partitions = await partitions_of(admin, await matching_topics(admin, self.topics), self.wanted)
             found = await spans(admin, partitions, self.range)
@@ -212,7 +222,10 @@ class _Job:
         self._explain_empty(found)
 
     def _explain_empty(self, found: dict[TopicPartition, Span]) -> None:
-        """Print why no record that exists is in the range, unless the range is of all records."""
+        """Print a message if the range is empty in all partitions, or begins after the end of every log.
+
+        If the range is ``start:end``, print nothing.
+        """
         first = self.range.first
         is_beyond = first.anchor is Anchor.OFFSET and all(
             first.number > span.log_end_offset for span in found.values()
@@ -251,16 +264,17 @@ class _Job:
                 self._close_finished(consumer)
 
     def _lacks_fetch(self, consumer: Consumer) -> bool:
-        """Whether no record was printed although a log had records when the command began."""
+        """Whether no record was printed, and a log with records in the range has not been read yet."""
         return not self.printed_count and any(
             (consumer.position(partition) or 0) <= span.first_offset < span.log_end_offset
             for partition, span in self._open.items()
         )
 
     def _give_up(self, consumer: Consumer, error: KafkaStorageError | RecordError) -> None:
-        """Print why a partition cannot be read further, and continue with the others.
+        """Print why a partition cannot be read further, and continue with the other partitions.
 
-        Raises ``error`` if there is no other partition or the range has no end.
+        Raises ``error`` if the command reads only one partition, if the range has no end, or if ``error``
+        does not name a partition that is being read.
         """
         partition = error.topic_partition
         if self.range.stop is None or self._partition_count == 1 or partition not in self._open:
@@ -271,9 +285,11 @@ class _Job:
         consumer.pause([partition])
 
     async def _go_on(self, consumer: Consumer, error: NoOffsetError) -> None:
-        """Continue at the start of a log that does not have the consumer's position any more, and print why.
+        """Choose the next position in a log that did not have the consumer's position.
 
-        If the range has an end, raises ``error`` unless the records at the position were deleted.
+        If the records at the position were deleted, print this and continue at the log start. If the range
+        has no end and the log ends before the position, also print this and continue at the log start. If the
+        range has no end and the log has the position now, fetch again. In all other cases, raise ``error``.
         """
         tp = error.topic_partition
         position = None if tp is None else consumer.position(tp)
@@ -293,7 +309,7 @@ class _Job:
         await consumer.seek(tp, start)
 
     def _take(self, records: list[Record]) -> list[Record]:
-        """Return those of ``records`` that are in the range, but only until -n records are printed in all."""
+        """Return the ``records`` in the range, at most as many as -n still allows, and count them."""
         if self.range.stop is not None:
             taken = [record for record in records if self._is_wanted(record)]
         else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kafkalite.cli import connect, contexts, invocation
+from kafkalite.cli.argument_types import NotEmpty
 from kafkalite.cli.exit_codes import ExistsAlreadyError
 from kafkalite.cli.invocation import (
     client_options,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def context() -> None:
-    """Give clusters names; commands use the brokers of the context in use."""
+    """Give names to clusters. By default, commands use the brokers of the context in use."""
 
 
 @context.command(
@@ -38,14 +39,14 @@ Examples:
   kl context use prod
   kl --context dev topic list                 another one for one command"""
 )
-@click.argument("name")
+@click.argument("name", type=NotEmpty("the name of a context"))
 @click.option("--replace", is_flag=True, help="Replace a context with this name.")
 @click.option("--offline", is_flag=True, help="Do not ask the cluster for its other brokers.")
 @client_options
 def add(name: str, replace: bool, offline: bool) -> None:
-    """Add the context NAME with all brokers of the cluster, and use it.
+    """Add the context NAME with all brokers of the cluster and the -X properties, and use it.
 
-    Relative paths of files, as in ssl.keystore.location, are stored as absolute ones.
+    A relative path in a property such as ssl.keystore.location is stored as an absolute path.
     """
     current = invocation.current()
     known = contexts.read()
@@ -92,7 +93,7 @@ def list_() -> None:
 @click.argument("name", shell_complete=complete_contexts)
 @debug_option
 def use(name: str) -> None:
-    """Use the context NAME from now on, unless -b or the environment names brokers."""
+    """Use the context NAME from now on, unless -b, --context or the environment selects brokers."""
     known = contexts.read()
     known.get(name)
     known.used = name

@@ -25,7 +25,7 @@ class Context:
 
 @dataclass(slots=True)
 class Contexts:
-    """All contexts by name, and the name of the one in use, which is empty if there is none."""
+    """All contexts by name, and the name of the context in use ("" if none is in use)."""
 
     known: dict[str, Context] = field(default_factory=dict)
     used: str = ""
@@ -43,25 +43,28 @@ def path() -> Path:
 
 
 def read() -> Contexts:
-    """Return the contexts of the user's file, if there is one. Raises UsageError if it is invalid."""
+    """Return the contexts in the user's file, or no contexts if there is no file.
+
+    Raises UsageError if the file is invalid.
+    """
     import tomllib
 
     file = path()
     try:
         document = tomllib.loads(file.read_text("utf-8"))
         known = {
-            name: Context(_text(entry["servers"]), entry.get("properties", {}))
-            for name, entry in document.get("contexts", {}).items()
+            name: _context(name, _table("contexts." + name, entry))
+            for name, entry in _table("contexts", document.get("contexts", {})).items()
         }
         return Contexts(known, _text(document.get("used", "")))
     except FileNotFoundError:
         return Contexts()
-    except (ValueError, KeyError, AttributeError, TypeError) as problem:  # of UTF-8, TOML, or the document
+    except (ValueError, TypeError) as problem:  # of UTF-8, TOML, or the document
         raise UsageError(f"{file} is no file of contexts: {problem}", hint="mend or remove it") from None
 
 
 def write(contexts: Contexts) -> None:
-    """Replace the user's file. Raises OSError, and UsageError for text that is not UTF-8."""
+    """Write ``contexts`` to the user's file. Raises OSError, and UsageError for text that is not UTF-8."""
     lines = [f"used = {_quoted(contexts.used)}"]
     for name, context in contexts.known.items():
         lines += ["", f"[contexts.{_quoted(name)}]", f"servers = {_quoted(context.servers)}"]
@@ -82,8 +85,27 @@ def _text(value: object) -> str:
     return value
 
 
+def _table(name: str, value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} must be a table, and is {value!r}")
+    return value
+
+
+def _context(name: str, entry: dict[str, object]) -> Context:
+    if "servers" not in entry:
+        raise ValueError(f"contexts.{name} has no servers")
+    properties = _table("properties", entry.get("properties", {}))
+    return Context(
+        _text(entry["servers"]),
+        {key: str(each).lower() if isinstance(each, bool) else str(each) for key, each in properties.items()},
+    )
+
+
 def _quoted(text: str) -> str:
-    """Return ``text`` as a TOML string. A JSON string may be invalid TOML: surrogates, unescaped DEL."""
+    """Return ``text`` as a TOML string: a JSON string in which DEL is escaped, too.
+
+    Raises UsageError for surrogates, which cannot be encoded as UTF-8.
+    """
     import json
 
     try:

@@ -32,12 +32,12 @@ class StateEntry(NamedTuple):
 
 
 def read_record(topic: str, record: StateRecord) -> StateEntry:
-    """Decode a ``record`` of the internal ``topic``. Raises StorageError for an unknown version."""
+    """Decode a record of an internal topic. Raises StorageError for a malformed or newer record."""
     return _read_of_groups(record) if topic == GROUPS_TOPIC else _read_of_transactions(record)
 
 
 def as_text(fields: Mapping[str, Any] | None) -> str:
-    """Return ``name=value name=value``, or ``removed`` for a tombstone."""
+    """Return ``name=value name=value``, or ``removed`` for None, the value of a tombstone."""
     if fields is None:
         return "removed"
     return " ".join(f"{name}={_text(value)}" for name, value in fields.items())

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from kafkalite.cli import invocation
+from kafkalite.cli.argument_types import DirectoryPath
 from kafkalite.cli.config import parse_overrides
 from kafkalite.cli.exit_codes import UsageError
 from kafkalite.cli.invocation import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP_SERVERS, debug_option, program_name
@@ -66,7 +67,10 @@ def parse_topic_spec(text: str) -> TopicSpec:
 
 
 def parse_topic_specs(texts: Iterable[str]) -> list[TopicSpec]:
-    """Parse topics without duplicates. Raises UsageError, also if two of them contradict each other."""
+    """Parse topics, and omit duplicates.
+
+    Raises UsageError for an invalid text, and if a topic is given again with other partitions or replicas.
+    """
     specs: dict[str, TopicSpec] = {}
     for text in texts:
         spec = parse_topic_spec(text)
@@ -102,7 +106,7 @@ Examples:
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
+    type=DirectoryPath(path_type=Path),
     metavar="DIRECTORY",
     help="Keep data here.  [default: in memory; for several nodes a directory that is removed at the end]",
 )
@@ -134,6 +138,13 @@ def dev(
     from kafkalite.broker.config import broker_variables, load_settings
 
     specs = parse_topic_specs(topics)
+    for spec in specs:
+        if spec.replication_factor > nodes:
+            raise UsageError(
+                f"--topic {spec.name}: {spec.replication_factor} replicas need as many nodes, and there "
+                f"{'is' if nodes == 1 else 'are'} {nodes}",
+                hint=f"use fewer replicas, or start more nodes with -n, at most {MAX_NODES}",
+            )
     for part in (data, *data.parents) if data is not None else ():
         if part.exists() and not part.is_dir():
             raise UsageError(
@@ -176,7 +187,14 @@ def _dev_cluster(
     overrides: dict[str, Any],
     print_env: bool,
 ) -> None:
-    from kafkalite.cli.dev_cluster import DevCluster, Home, NodeEndedError, read_or_make_layout, run
+    from kafkalite.cli.dev_cluster import (
+        DevCluster,
+        Home,
+        NodeEndedError,
+        StartTimeoutError,
+        read_or_make_layout,
+        run,
+    )
 
     home = Home(data)
     try:
@@ -198,7 +216,7 @@ def _dev_cluster(
             _greet(servers, lines, specs, print_env=print_env)
 
         invocation.run(lambda: run(cluster, when_up))
-    except NodeEndedError:
+    except (NodeEndedError, StartTimeoutError):
         home.is_temporary = False  # its log files show why
         raise
     finally:

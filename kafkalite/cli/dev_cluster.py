@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kafkalite.cli.invocation import program_name
+from kafkalite.cli.output import plural
 from kafkalite.cli.server import finishes_first, stop_signals
-from kafkalite.errors import ConfigError, KafkaliteError
+from kafkalite.errors import ConfigError, DiskFullError, KafkaliteError, RequestTimeoutError
 from kafkalite.parent_pipe import PARENT_PIPE, stdin_for_children
 from kafkalite.storage import layout as files
-from kafkalite.storage.disk import lock_holder
+from kafkalite.storage.disk import RealFileSystem, lock_holder
+from kafkalite.storage.filesystem import SHORTAGE_BYTES
 from kafkalite.transport.free_ports import check_free, free_ports
 
 if TYPE_CHECKING:
@@ -36,19 +38,30 @@ if TYPE_CHECKING:
 
 START_LIMIT_S: Final = 60.0
 STOP_LIMIT_S: Final = 30.0
+#: If the cluster has not started after this time, and the disk has no space left, that is printed. The nodes
+#: may not be able to write it to their logs.
+_SHORTAGE_QUIET_S: Final = 1.0
+#: If nodes still run after this time of a stop, the reason is printed.
+_STOP_QUIET_S: Final = 0.5
 #: A node's controller port minus its client port.
 CONTROLLER_PORT_DISTANCE: Final = 100
 
+_LAST_PORT: Final = 65_535
 _EVERY_INTERFACE: Final = {"0.0.0.0", "[::]"}
 _CLUSTER_FILE: Final = "cluster.toml"
 _POLL_S: Final = 0.05
 _WATCH_S: Final = 0.5
 _ANSWER_MS: Final = 2_000
 _LOG_LINES: Final = 15
+_FULL_HINT: Final = "free space, and the nodes start"
 
 
 class NodeEndedError(KafkaliteError):
-    """A node's process ended during the start of the cluster, or all ended later and one of them failed."""
+    """A node ended during the start of the cluster, or all nodes ended later and at least one failed."""
+
+
+class StartTimeoutError(RequestTimeoutError):
+    """The cluster has not started within START_LIMIT_S seconds."""
 
 
 class ForeignClusterError(KafkaliteError):
@@ -66,7 +79,18 @@ class Layout:
 
 
 def new_layout(count: int, port: int) -> Layout:
-    """Return a new layout for ``count`` nodes. The first client port is ``port``; 0 selects free ports."""
+    """Return a new layout for ``count`` nodes. The first client port is ``port``; 0 selects free ports.
+
+    Raises ConfigError if ports of later nodes or of controllers would be higher than any port can be.
+    """
+    highest = _LAST_PORT - CONTROLLER_PORT_DISTANCE - (count - 1)
+    if port > highest:
+        raise ConfigError(
+            key="--port",
+            value=port,
+            allowed=f"0 to {highest}: the controller of node {count} uses the port that is "
+            f"{_LAST_PORT - highest} higher",
+        )
     if port:
         clients = tuple(range(port, port + count))
         controllers = tuple(each + CONTROLLER_PORT_DISTANCE for each in clients)
@@ -81,9 +105,9 @@ def read_or_make_layout(
 ) -> Layout:
     """Return the layout stored in ``directory``, or store a new one.
 
-    If ``port`` is None, a new layout has ``default_port``, and a stored layout may have any port. Raises
-    ConfigError if ``count`` or ``port`` differ from the stored layout, and ListenError before anything is
-    stored if a port is in use.
+    If ``port`` is None, the first client port of a new layout is ``default_port``, and a stored layout may
+    have any port. Raises ConfigError if ``count``, or a ``port`` other than 0, differs from the stored
+    layout. Raises ListenError if a port is in use, and DiskFullError; then nothing is stored.
     """
     file = directory / _CLUSTER_FILE
     if not file.exists():
@@ -144,14 +168,16 @@ def node_settings(
 
 
 def _toml(settings: Mapping[str, Any]) -> str:
-    """Return the settings as TOML with quoted dotted names. JSON values are valid TOML values."""
+    """Return the settings as TOML with quoted dotted names. The values are encoded as JSON."""
     return "".join(f'"{name}" = {json.dumps(value)}\n' for name, value in settings.items())
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read, because it contains the secret."""
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-        stream.write(text)
+    """Create or replace a file that only its owner may read, because it contains the secret.
+
+    Raises DiskFullError, and then leaves the file unchanged.
+    """
+    RealFileSystem().write_atomically(str(file), text.encode())
 
 
 class DevCluster:
@@ -187,10 +213,26 @@ class DevCluster:
         return self.directory / f"node-{node_id}.toml"
 
     async def start(self) -> ClusterView:
-        """Start every node and wait until all are in sync.
+        """Start every node and wait until all brokers are live and all partitions are in sync.
 
-        Raises NodeEndedError, ForeignClusterError, TimeoutError.
+        Prints after _SHORTAGE_QUIET_S seconds if the disk has no space left. Raises NodeEndedError,
+        ForeignClusterError, DiskFullError, and StartTimeoutError after START_LIMIT_S seconds.
         """
+        warning = asyncio.get_running_loop().call_later(_SHORTAGE_QUIET_S, self._explain_shortage)
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                return await self._start()
+        except TimeoutError:
+            if shortage := self._shortage():
+                raise DiskFullError(shortage, hint="free space; nothing was lost") from None
+            raise StartTimeoutError(
+                f"the cluster has not started within {START_LIMIT_S:g} s",
+                hint=f"the log files of its nodes are in {self.directory}",
+            ) from None
+        finally:
+            warning.cancel()
+
+    async def _start(self) -> ClusterView:
         from kafkalite.client.admin.cluster_health import RequestedState, look_from, unmet_conditions
 
         for node_id in range(1, len(self.layout.client_ports) + 1):
@@ -198,24 +240,33 @@ class DevCluster:
             _write_private(self.settings_path(node_id), _toml(settings))
             self.processes[node_id] = await self._spawn(node_id)
         requested = RequestedState(broker_count=len(self.processes), is_fully_in_sync=True)
-        async with asyncio.timeout(START_LIMIT_S):
-            while True:
-                for node_id, process in self.processes.items():
-                    if process.returncode is not None:
-                        raise self._ended(node_id)
-                with suppress(KafkaliteError):
-                    view = await look_from(self.addresses, timeout_ms=_ANSWER_MS)
-                    if view.cluster_id != self.layout.cluster_id:
-                        foreign = view.cluster_id
-                        break
-                    if not unmet_conditions(view, requested):
-                        return view
-                await asyncio.sleep(_POLL_S)
+        while True:
+            for node_id, process in self.processes.items():
+                if process.returncode is not None:
+                    raise self._ended(node_id)
+            with suppress(KafkaliteError):
+                view = await look_from(self.addresses, timeout_ms=_ANSWER_MS)
+                if view.cluster_id != self.layout.cluster_id:
+                    foreign = view.cluster_id
+                    break
+                if not unmet_conditions(view, requested):
+                    return view
+            await asyncio.sleep(_POLL_S)
         raise ForeignClusterError(
             f"another cluster, {foreign}, responds on {self.addresses[0]} or a port after it; nothing was"
             " changed there",
             hint="choose other ports: --port N, or --port 0 for free ones",
         )
+
+    def _shortage(self) -> str:
+        """Return that the disk has no space left for the first node's data, or ""."""
+        filesystem, path = RealFileSystem(), str(self.directory)
+        shortage = filesystem.shortage_of(os.statvfs(path), SHORTAGE_BYTES)
+        return "" if shortage is None else f"no space left for {self.directory / 'node-1'}: {shortage}"
+
+    def _explain_shortage(self) -> None:
+        if shortage := self._shortage():
+            click.echo(f"{shortage}; {_FULL_HINT}; Ctrl-C stops the start", err=True)
 
     async def _spawn(self, node_id: int) -> asyncio.subprocess.Process:
         words = ["server", "start", "--file", str(self.settings_path(node_id)), "--log-format", "console"]
@@ -241,9 +292,9 @@ class DevCluster:
         )
 
     async def watch(self) -> None:
-        """Report each node that ends. Return when no node runs any more, not even one that a user restarted.
+        """Report each node that ends, and wait until no node runs, including nodes that a user restarted.
 
-        Raises NodeEndedError instead of returning if a node has failed.
+        Then raise NodeEndedError if a process of ``start`` was killed or had an exit code other than 0.
         """
 
         async def one(node_id: int, process: asyncio.subprocess.Process) -> None:
@@ -264,10 +315,14 @@ class DevCluster:
     async def stop(self) -> None:
         """Shut every node down cleanly, including nodes that a user restarted.
 
-        Kills the nodes that still run after STOP_LIMIT_S seconds.
+        If that takes longer than _STOP_QUIET_S seconds, prints why. Kills the nodes that still run after
+        STOP_LIMIT_S seconds.
         """
         self._is_stopping = True
         asked: set[int] = set()  # a second signal would end a process at once
+        loop = asyncio.get_running_loop()
+        running_count = len(self._running())
+        explanation = loop.call_later(_STOP_QUIET_S, self._explain_stop, running_count)
         try:
             async with asyncio.timeout(STOP_LIMIT_S):
                 while running := self._running():
@@ -277,9 +332,19 @@ class DevCluster:
         except TimeoutError:
             click.echo(f"nodes that did not stop within {STOP_LIMIT_S:g} s are killed", err=True)
         finally:
+            explanation.cancel()
             self.kill()
             for process in self.processes.values():
                 await process.wait()
+
+    def _explain_stop(self, running_count: int) -> None:
+        """Print why the stop of ``running_count`` nodes takes time."""
+        count = len(self.layout.client_ports)
+        work = "handing over partitions and syncing logs"
+        if 2 * running_count <= count:
+            why = f"only {running_count} of {count} nodes ran"
+            work = f"looking for a controller to hand over partitions, but {why}"
+        click.echo(f"stopping {plural(running_count, 'node')}: {work}; Ctrl-C again ends at once", err=True)
 
     def kill(self) -> None:
         _signal(self._running(), signal.SIGKILL)
@@ -300,8 +365,8 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 async def run(cluster: DevCluster, when_up: Any) -> None:
     """Run the cluster until a signal arrives or all nodes have ended.
 
-    ``when_up()`` is awaited when the cluster has started; ``kl dev`` creates topics in it. A second signal
-    kills the nodes. Raises the same errors as ``start``.
+    ``when_up()`` is awaited when the cluster has started. After the first signal, SIGINT or SIGTERM kills the
+    nodes and ends this process. Raises the errors of ``start``, ``when_up`` and ``watch``.
     """
 
     with stop_signals(cluster.kill) as stopped:

@@ -7,13 +7,17 @@ from __future__ import annotations
 from typing import Final
 
 from kafkalite.errors import (
+    AuthenticationError,
+    ClusterAuthorizationFailedError,
     ConfigError,
     ConnectionFailedError,
     CorruptBatchError,
     CorruptLogError,
     DeliveryTimeoutError,
+    GroupAuthorizationFailedError,
     GroupIdNotFoundError,
     InvalidConfigError,
+    InvalidGroupIdError,
     InvalidPartitionsError,
     InvalidReplicationFactorError,
     InvalidTopicError,
@@ -22,6 +26,8 @@ from kafkalite.errors import (
     RequestTimeoutError,
     ResourceNotFoundError,
     TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailedError,
     TransactionalIdNotFoundError,
     UnknownTopicOrPartitionError,
 )
@@ -42,7 +48,7 @@ TERMINATED: Final = 143
 
 
 class NotFoundError(KafkaliteError):
-    """An object that the user named does not exist. Raised if there is no broker's error to raise."""
+    """An object that the command needs does not exist."""
 
 
 class ExistsAlreadyError(KafkaliteError):
@@ -50,19 +56,19 @@ class ExistsAlreadyError(KafkaliteError):
 
 
 class TimedOutError(KafkaliteError):
-    """The time given by ``--timeout`` has passed."""
+    """A time limit of the command has passed, such as ``--timeout``."""
 
 
 class PartialFailureError(KafkaliteError):
-    """Some of several items failed. Each failure was reported on stderr."""
+    """Some of several items failed, and others did not."""
 
 
 class CheckFailedError(KafkaliteError):
-    """A check ran and found a problem."""
+    """A check did not pass."""
 
 
 class UsageError(KafkaliteError):
-    """The command line is invalid."""
+    """The command line, a file that it names, or the environment is invalid."""
 
 
 _BY_CLASS: Final[tuple[tuple[type[BaseException], int], ...]] = (
@@ -70,8 +76,14 @@ _BY_CLASS: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (ConfigError, USAGE),
     (InvalidConfigError, USAGE),
     (InvalidTopicError, USAGE),
+    (InvalidGroupIdError, USAGE),
     (InvalidPartitionsError, USAGE),
     (InvalidReplicationFactorError, USAGE),
+    (AuthenticationError, NOT_ALLOWED),
+    (ClusterAuthorizationFailedError, NOT_ALLOWED),
+    (TopicAuthorizationFailedError, NOT_ALLOWED),
+    (GroupAuthorizationFailedError, NOT_ALLOWED),
+    (TransactionalIdAuthorizationFailedError, NOT_ALLOWED),
     (ConnectionFailedError, CANNOT_CONNECT),
     (NotFoundError, NOT_FOUND),
     (UnknownTopicOrPartitionError, NOT_FOUND),
@@ -94,6 +106,13 @@ _BY_CLASS: Final[tuple[tuple[type[BaseException], int], ...]] = (
 
 
 def exit_code_for(error: BaseException) -> int:
+    """Return the exit code for ``error``: FAILED if its class has none.
+
+    If the quorum of controllers is lost, a command retries until its time limit. The class of its last error
+    depends on the request that failed last, so the code is TIMED_OUT for all of them.
+    """
+    if isinstance(error, KafkaliteError) and error.is_quorum_lost:
+        return TIMED_OUT
     for cls, code in _BY_CLASS:
         if isinstance(error, cls):
             return code

@@ -1,4 +1,4 @@
-r"""Format strings for records: kcat's letters and Python's braces. Pure: record in, bytes out.
+r"""Converts records to bytes by format strings, with kcat's letters or Python's braces. Pure.
 
 ::
 
@@ -7,9 +7,10 @@ r"""Format strings for records: kcat's letters and Python's braces. Pure: record
     %k{hex} %s{base64} %s{json} %T{iso} %T{strftime[%H:%M]}    a modifier follows its letter
     \n \t \r \0 \\ \xNN                                        escapes
 
-A format with one of these letters is kcat's and printed exactly, so it should end with ``\n``. Other formats
-are Python's: ``{topic}[{partition}]@{offset} {key}: {value.amount:>8}``, one line per record. ``.name`` or
-``[name]`` selects a field of the JSON in ``value`` or ``key``, or a header. A missing value is empty.
+A format with one of these letters is kcat's. It should end with ``\n``, because no newline is added. Other
+formats are Python's, and a newline is added: ``{topic}[{partition}]@{offset} {key}: {value.amount:>8}``.
+``.name`` or ``[name]`` selects a field of the JSON in ``value`` or ``key``, or a header. A missing field is
+empty.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from datetime import UTC, datetime
 from string import Formatter
 from typing import Any, Final
 
+from kafkalite.cli.output import json_text
 from kafkalite.cli.times import format_time
 from kafkalite.model import Record
 
@@ -31,6 +33,7 @@ LETTERS: Final = "tpoTkKsSh"
 FIELDS: Final = ("topic", "partition", "offset", "timestamp", "time", "key", "value", "headers")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", "a": "\a", "e": "\x1b"}
+_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # without those that stand for undecodable bytes
 _DIRECTIVE = re.compile(r"%(%|[" + LETTERS + r"])(?:\{(hex|base64|json|iso|strftime\[[^\]]*\])\})?")
 
 
@@ -46,8 +49,20 @@ def unescape(text: str) -> str:
     return _ESCAPE.sub(replace, text)
 
 
+def _encoded(text: str) -> bytes:
+    r"""Return ``text`` in UTF-8. Undecodable bytes are restored; other halves of surrogate pairs are escaped.
+
+    JSON may contain such a half as an escape, and it remains one: ``\ud800``.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        escaped = _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+        return escaped.encode("utf-8", "surrogateescape")
+
+
 def compile_format(text: str) -> Render:
-    """Return a function that renders a record. Raises ValueError, whose message lists the allowed names."""
+    """Return a function that renders a record in the format ``text``. Raises ValueError if it is invalid."""
     if re.search(r"(?<!%)(?:%%)*%[" + LETTERS + "]", text):
         unknown = re.search(r"%([a-zA-Z])", _DIRECTIVE.sub("", text))
         if unknown is not None:
@@ -93,7 +108,7 @@ def _modified(letter: str, modifier: str) -> Render:
             return lambda record: format_time(record.timestamp_ms).encode()
         if modifier.startswith("strftime["):
             pattern = modifier[len("strftime[") : -1]
-            return lambda record: _strftime(record.timestamp_ms, pattern).encode()
+            return lambda record: _encoded(_strftime(record.timestamp_ms, pattern))
     elif letter in "ksh" and modifier in {"hex", "base64", "json"}:
         plain = _BY_LETTER[letter]
         match modifier:
@@ -109,13 +124,15 @@ def _modified(letter: str, modifier: str) -> Render:
 
 
 def _as_json(data: bytes) -> bytes:
-    """Return a JSON document in its shortest form, and other data as a JSON string."""
+    """Return ``data`` without optional spaces if it is JSON, otherwise as a JSON string.
+
+    JSON that is nested too deeply, or that has half of a surrogate pair, is also returned as a JSON string.
+    """
     text = data.decode(errors="replace")
     try:
-        document = json.loads(text)
-    except ValueError:
-        document = text
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        return json_text(json.loads(text), separators=(",", ":")).encode()
+    except (ValueError, RecursionError):
+        return json_text(text).encode()
 
 
 def _strftime(timestamp_ms: int, pattern: str) -> str:
@@ -126,7 +143,7 @@ def _strftime(timestamp_ms: int, pattern: str) -> str:
 
 
 def _literal(text: str) -> Render:
-    data = unescape(text).encode("utf-8", "surrogateescape")
+    data = _encoded(unescape(text))
     return lambda record: data
 
 
@@ -174,7 +191,7 @@ def _entered(record: Record, name: str, path: list[str]) -> Any:
     else:
         try:
             current = json.loads(_text(record.value if name == "value" else record.key))
-        except ValueError:
+        except (ValueError, RecursionError):
             return ""
     for step in path:
         if isinstance(current, dict):
@@ -184,7 +201,14 @@ def _entered(record: Record, name: str, path: list[str]) -> Any:
             current = current[index] if -len(current) <= index < len(current) else ""
         else:
             return ""
-    return json.dumps(current, ensure_ascii=False) if isinstance(current, dict | list) else current
+    if current is None:
+        return ""
+    if not isinstance(current, bool | dict | list):
+        return current
+    try:
+        return json_text(current)
+    except RecursionError:
+        return ""
 
 
 def _compile_braces(text: str) -> Render:
@@ -198,9 +222,7 @@ def _compile_braces(text: str) -> Render:
             parts.append(_constant(unescape(literal).replace("%%", "%")))
         if field is not None:
             parts.append(_brace(field, spec or "", conversion))
-    return lambda record: ("".join([part(record) for part in parts]) + "\n").encode(
-        "utf-8", "surrogateescape"
-    )
+    return lambda record: _encoded("".join([part(record) for part in parts]) + "\n")
 
 
 def _constant(text: str) -> Callable[[Record], str]:

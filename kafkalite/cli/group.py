@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kafkalite.cli import connect, invocation
+from kafkalite.cli.argument_types import GROUP_ID
 from kafkalite.cli.completion import complete_groups
 from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError, UsageError
 from kafkalite.cli.invocation import client_options, duration_ms, listing_options
@@ -28,6 +29,7 @@ from kafkalite.cli.output import (
 from kafkalite.cli.times import format_time
 from kafkalite.durations import format_duration
 from kafkalite.errors import BrokerError
+from kafkalite.log_fields import escaped
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
@@ -102,12 +104,14 @@ def group() -> None:
 def list_(states: tuple[str, ...]) -> None:
     """List groups: state, members, generation."""
     rows = rows_of(connect.ask_admin(lambda admin: admin.list_groups(states)), _GROUP_COLUMNS)
-    hint = "no groups; 'kl consume TOPIC -g GROUP' creates one"
-    print_listing(rows, _GROUP_COLUMNS, invocation.current().output, if_empty=hint)
+    print_listing(rows, _GROUP_COLUMNS, invocation.current().output, if_empty=_NO_GROUPS)
+
+
+_NO_GROUPS: Final = "no groups; 'kl consume TOPIC -g GROUP' creates one"
 
 
 def _names(names: tuple[str, ...], all_groups: bool) -> tuple[str, ...]:
-    """Return ``names``, or all groups if ``all_groups``. Raises UsageError for neither and for both."""
+    """Return ``names``, or all groups if ``all_groups``. Raises UsageError if neither or both are given."""
     if bool(names) == all_groups:
         raise UsageError("name a group, or give --all-groups", hint="kl group list shows them")
     if names:
@@ -119,13 +123,17 @@ _all_groups_option = click.option("--all-groups", is_flag=True, help="All groups
 
 
 @group.command()
-@click.argument("names", metavar="GROUP…", nargs=-1, shell_complete=complete_groups)
+@click.argument("names", type=GROUP_ID, metavar="GROUP…", nargs=-1, shell_complete=complete_groups)
 @_all_groups_option
 @listing_options
 def describe(names: tuple[str, ...], all_groups: bool) -> None:
     """Describe GROUPs: state, members and lag."""
-    for number, name in enumerate(_names(names, all_groups)):
-        if number and invocation.current().output in {"table", "wide"}:
+    is_table = invocation.current().output in {"table", "wide"}
+    names = _names(names, all_groups)
+    if is_table and not names:
+        invocation.say(_NO_GROUPS)
+    for number, name in enumerate(names):
+        if number and is_table:
             write("\n")
         _describe(name)
 
@@ -187,7 +195,7 @@ def _short(member: MemberDescription) -> str:
 
 
 @group.command()
-@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@click.argument("name", type=GROUP_ID, metavar="GROUP", shell_complete=complete_groups)
 @listing_options
 def members(name: str) -> None:
     """List the members of GROUP and their partitions."""
@@ -199,10 +207,10 @@ def members(name: str) -> None:
 
 
 def total_lag(lags: Iterable[PartitionLag]) -> int | None:
-    """Return the number of uncommitted records in partitions whose lag is known; None if there are none.
+    """Return the number of uncommitted records in partitions whose lag is known; None if no lag is known.
 
-    Without a committed offset, the lag is known only if nothing was ever written. Otherwise it depends on the
-    ``auto.offset.reset`` of the member.
+    In a partition without a committed offset, the lag is known only if no record was ever written. Otherwise
+    the lag depends on the ``auto.offset.reset`` of the member.
     """
     known = [each.lag or 0 for each in lags if each.lag is not None or each.end_offset == 0]
     return sum(known) if known else None
@@ -219,7 +227,7 @@ Examples:
   kl group lag billing --max 1000 && deploy         exit code 9 when it is further behind
   kl group lag billing -o json | jq 'map(.lag) | add'"""
 )
-@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@click.argument("name", type=GROUP_ID, metavar="GROUP", shell_complete=complete_groups)
 @click.option(
     "--max", "most", type=int, metavar="N", help="Exit with code 9 if the total lag is above N, or unknown."
 )
@@ -255,10 +263,10 @@ Examples:
   kl group explain billing            the cause of each rebalance, and what it is waiting for
   kl group explain billing -o jsonl   one event per line"""
 )
-@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@click.argument("name", type=GROUP_ID, metavar="GROUP", shell_complete=complete_groups)
 @listing_options
 def explain(name: str) -> None:
-    """Explain the cause of each generation of GROUP, and what it is waiting for."""
+    """Explain the causes of the last generations of GROUP, and what the group is waiting for."""
     current = invocation.current()
     described = connect.ask_admin(lambda admin: admin.describe_group(name, journal=True))
     if current.output not in {"table", "wide"}:
@@ -271,12 +279,13 @@ def explain(name: str) -> None:
 def _story(described: GroupDescription) -> str:
     bold, rest = ("\x1b[1m", "\x1b[0m") if coloured(sys.stdout) else ("", "")
     lines = [
-        f"{bold}{described.group_id}{rest}  {described.state}, generation {described.group_epoch}, "
+        f"{bold}{escaped(described.group_id)}{rest}  {described.state}, generation {described.group_epoch}, "
         f"{plural(len(described.members), 'member')}, assignor {described.assignor}"
     ]
     for each in described.journal:
+        detail = escaped(each.detail)
         lines.append(
-            f"  {each.group_epoch:>5}  {format_time(each.time_ms)}  {each.cause:<20}  {each.detail}  "
+            f"  {each.group_epoch:>5}  {format_time(each.time_ms)}  {each.cause:<20}  {detail}  "
             f"[{plural(each.member_count, 'member')}, {plural(each.partition_count, 'partition')}]"
         )
     causes = Counter(each.cause for each in described.journal)
@@ -286,7 +295,7 @@ def _story(described: GroupDescription) -> str:
     waiting = waits_for(described)
     if waiting:
         lines.append("waits for:")
-        lines += [f"  - {sentence}" for sentence in waiting]
+        lines += [f"  - {escaped(sentence)}" for sentence in waiting]
     else:
         idle = sum(not member.assignment for member in described.members)
         text = f"{plural(idle, 'member')} without a partition: there are fewer partitions than members"
@@ -300,12 +309,12 @@ Examples:
   kl group watch billing                 every 2 s, until Ctrl-C
   kl group watch billing --every 500ms -n 10 -o jsonl"""
 )
-@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@click.argument("name", type=GROUP_ID, metavar="GROUP", shell_complete=complete_groups)
 @click.option("--every", type=duration_ms, default="2s", show_default=True, help="Time between reports.")
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Exit after this many reports.")
 @listing_options
 def watch(name: str, every: int, count: int | None) -> None:
-    """Show GROUP's state, lag and consumption rate repeatedly."""
+    """Show GROUP's state, lag and committed records per second repeatedly."""
     current = invocation.current()
 
     async def main() -> None:
@@ -340,16 +349,18 @@ def _show_look(
         write("\x1b[H\x1b[2J")
     speed = "" if rate is None else f", {rate:,.0f} records/s committed"
     write(
-        f"{described.group_id}  {described.state}, generation {described.group_epoch}, "
+        f"{escaped(described.group_id)}  {described.state}, generation {described.group_epoch}, "
         f"{plural(len(described.members), 'member')}, {_behind(total_lag(lags))}{speed}\n"
     )
     for sentence in waits_for(described):
-        write(f"  - {sentence}\n")
+        write(f"  - {escaped(sentence)}\n")
     print_listing(rows_of(lags, _LAG_COLUMNS), _LAG_COLUMNS, output)
 
 
 @group.command()
-@click.argument("names", metavar="GROUP…", nargs=-1, required=True, shell_complete=complete_groups)
+@click.argument(
+    "names", type=GROUP_ID, metavar="GROUP…", nargs=-1, required=True, shell_complete=complete_groups
+)
 @client_options
 def delete(names: tuple[str, ...]) -> None:
     """Delete groups without members, and their offsets."""

@@ -1,4 +1,4 @@
-"""``kl consume -g``: reads as a member of a group, and commits the records that were printed."""
+"""``kl consume -g``: reads as a member of a group, and commits the offsets of printed records."""
 
 # Tests: tests/cli/test_group.py
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _POLL_RECORDS: Final = 10_000
 _POLL_MS: Final = 500
+#: How long a command that must end waits for the commit of the records that it has printed.
+_LAST_COMMIT_S: Final = 1.0
 #: A member without partitions for this many seconds prints what it waits for.
 _EXPLAIN_S: Final = 0.8
 #: It repeats that after so many seconds if other members are silent.
@@ -48,7 +50,7 @@ def patience_ms(deadline: float | None) -> int:
 
 
 def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[str, Any]) -> TimedOutError:
-    """Return the error to raise when --timeout passes. ``wanted_count`` is the value of -n, if given."""
+    """Return the error to raise when a time limit has passed. ``wanted_count`` is the value of -n or None."""
     of = f" of {wanted_count:,}" if wanted_count is not None else ""
     hint = "a longer --timeout waits longer"
     if settings.get("isolation.level") == "read_committed":
@@ -57,9 +59,29 @@ def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[st
     return TimedOutError(text, hint=hint)
 
 
+async def _commit(consumer: Consumer) -> None:
+    """Commit the offsets of the printed records.
+
+    If --timeout or a signal cancels this task, wait for the commit for at most _LAST_COMMIT_S seconds more.
+    """
+    import asyncio
+
+    commit = asyncio.ensure_future(consumer.commit())
+    try:
+        await asyncio.shield(commit)
+    except asyncio.CancelledError:
+        await asyncio.wait({commit}, timeout=_LAST_COMMIT_S)
+        commit.cancel()
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The time since the last heartbeat of each group member that owns partitions, and the limits for it."""
+    """The other members of the group that own partitions.
+
+    ``silent_ms`` has the time since the last heartbeat of each. ``interval_ms`` is the heartbeat interval of
+    the group, and ``session_ms`` its session timeout.
+    """
 
     silent_ms: list[int]
     interval_ms: int
@@ -71,7 +93,10 @@ class Holders:
         return [silent_ms for silent_ms in self.silent_ms if silent_ms > self.interval_ms + _LATE_MS]
 
     def explain(self, group_id: str, waits: str = "") -> str:
-        """Return a sentence that says why this member has no partition, and when it may get one."""
+        """Return a sentence that explains why this member has no partition.
+
+        ``waits`` is inserted only if the other members have all partitions and their heartbeats are not late.
+        """
         none = f"group {group_id!r} has no partition for this member"
         if self.missing:
             return f"{none}: there is no topic {', '.join(map(repr, self.missing))}"
@@ -95,10 +120,10 @@ class Holders:
 
 @dataclass(slots=True)
 class GroupJob:
-    """Prints records as a group member, from the committed offsets or else from the beginning.
+    """Prints records as a group member, from the committed offsets or, by default, from the log start.
 
-    Offsets are committed after their records were printed and flushed. After a crash, a record may be printed
-    again, but none is skipped.
+    Offsets are committed after their records were printed and flushed. Therefore a crash can cause records to
+    be printed again, but not to be skipped.
     """
 
     topics: tuple[str, ...]
@@ -119,8 +144,11 @@ class GroupJob:
     async def run(self, current: Invocation) -> None:
         """Print the records.
 
-        Raises TimedOutError if --timeout passes before the count or end is reached. If one of several
-        assigned partitions cannot be read, the others are read before PartialFailureError is raised.
+        With -n or -e, TimedOutError is raised when --timeout passes. Without them, it is raised only if the
+        consumer has not started in time; later, --timeout ends the command without an error. With -e,
+        TimedOutError is also raised if this member has had no partition for _IDLE_LIMIT_S seconds. If one of
+        several assigned partitions cannot be read, the others are read, and PartialFailureError is raised at
+        the end.
         """
         settings = {
             "group.id": self.group_id,
@@ -129,7 +157,10 @@ class GroupJob:
             "max.poll.records": _POLL_RECORDS,
             **self.settings,
         }
-        deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
+        import asyncio
+
+        now_s = asyncio.get_running_loop().time()
+        deadline_s = None if self.timeout_ms is None else now_s + self.timeout_ms / 1000
         async with AsyncExitStack() as stack:
 
             async def start() -> Consumer:
@@ -140,29 +171,31 @@ class GroupJob:
                 return await stack.enter_async_context(consumer)
 
             consumer = await invocation.within(self.timeout_ms, start)
-            await self._read(consumer, current, deadline)
+            try:
+                async with asyncio.timeout_at(deadline_s) as limit:
+                    await self._read(consumer, current)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                if self.count is not None or self.exit_at_end:
+                    raise timed_out(self.printed_count, self.count, self.settings) from None
         if self._unreadable:
             names = ", ".join(sorted(map(str, self._unreadable)))
             raise PartialFailureError(f"{names} could not be read to the end")
 
-    async def _read(self, consumer: Consumer, current: Invocation, deadline: float | None) -> None:
+    async def _read(self, consumer: Consumer, current: Invocation) -> None:
         with printing(self.printer) as show:
             while self.count != self.printed_count:
-                left_ms = patience_ms(deadline)
-                if left_ms <= 0:
-                    if self.count is None and not self.exit_at_end:
-                        return
-                    raise timed_out(self.printed_count, self.count, self.settings)
                 most = _POLL_RECORDS if self.count is None else self.count - self.printed_count
                 try:
-                    records = await consumer.get_many(min(most, _POLL_RECORDS), timeout_ms=left_ms)
+                    records = await consumer.get_many(min(most, _POLL_RECORDS), timeout_ms=_POLL_MS)
                 except (KafkaStorageError, RecordError) as error:
                     self._give_up(consumer, error)
                     continue
                 if records:
                     show(records)
                     self.printed_count += len(records)
-                    await consumer.commit()
+                    await _commit(consumer)
                 await self._explain(consumer, current)
                 if self._is_idle(consumer):
                     if self.exit_at_end and await self._has_left_nothing(current):
@@ -173,9 +206,9 @@ class GroupJob:
                     return
 
     def _give_up(self, consumer: Consumer, error: KafkaStorageError | RecordError) -> None:
-        """Print why a partition cannot be read further, and continue with the others.
+        """Print why a partition cannot be read further, and continue with the other partitions.
 
-        Raises ``error`` if no other assigned partition can be read.
+        Raises ``error`` if it names no partition, or if no other assigned partition can be read.
         """
         partition = error.topic_partition
         if partition is None or not set(consumer.assignment()) - self._unreadable - {partition}:
@@ -187,10 +220,10 @@ class GroupJob:
             consumer.pause([partition])
 
     async def _is_at_end(self, consumer: Consumer) -> bool:
-        """Whether each assigned partition is read up to the log end that it had when it was assigned.
+        """Whether this member has partitions and has read each up to the log end at the time of assignment.
 
-        The end of a damaged log is unknown: the log is read until the damage is found, or until another
-        replica leads and returns the end.
+        Unreadable partitions do not count. The end of a damaged log is unknown: the log is read until the
+        damage is found, or until another replica leads and returns the end.
         """
         held = set(consumer.assignment()) - self._unreadable
         for tp in held - self._ends.keys():
@@ -203,7 +236,10 @@ class GroupJob:
         )
 
     async def _has_left_nothing(self, current: Invocation) -> bool:
-        """Whether the group has committed all records of its topics, so that none is left for this member."""
+        """Whether the group has committed all records of its partitions.
+
+        These are the assigned partitions, and the partitions with a committed offset.
+        """
         async with connect.admin(current) as admin:
             lags = await admin.group_lag(self.group_id)
         return not any(each.end_offset if each.committed is None else each.lag for each in lags)
@@ -216,7 +252,7 @@ class GroupJob:
         return now - self._held_at > _IDLE_S
 
     async def _explain(self, consumer: Consumer, current: Invocation) -> None:
-        """If this member has no partition, print why: once, and again while owners send no heartbeats."""
+        """If this member has no partition, print why. Repeat this only while owners send no heartbeats."""
         now = time.monotonic()
         if consumer.assignment():
             self._explained_at = None

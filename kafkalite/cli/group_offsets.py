@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kafkalite.cli import connect, invocation
+from kafkalite.cli.argument_types import GROUP_ID
 from kafkalite.cli.completion import complete_groups
 from kafkalite.cli.exit_codes import NotFoundError, UsageError
 from kafkalite.cli.group import group
@@ -87,7 +88,7 @@ def strategy_of(chosen: Mapping[str, Any], offsets: Mapping[TopicPartition, int]
 
 
 def within(offset: int, extent: Extent) -> int:
-    """Return ``offset``, or the nearer end of the log if ``offset`` is outside the log."""
+    """Return ``offset``, limited to the range from the log start to the log end (both inclusive)."""
     return min(max(offset, extent.log_start_offset), extent.log_end_offset)
 
 
@@ -104,7 +105,7 @@ Examples:
   kl group reset-offsets billing --to-current --export > offsets.csv
   kl group reset-offsets billing --from-file offsets.csv --execute""",
 )
-@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@click.argument("name", type=GROUP_ID, metavar="GROUP", shell_complete=complete_groups)
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC[:P,P]", help="Only these partitions.")
 @click.option("--to-earliest", is_flag=True, help="To the first record.")
 @click.option("--to-latest", is_flag=True, help="To the end of the log: only new records.")
@@ -167,19 +168,28 @@ def _moment(chosen: Mapping[str, Any], now_ms: int) -> int | None:
 
 
 def _read_file(path: Path) -> dict[TopicPartition, int]:
-    """Return the offsets in the file. Raises UsageError for a line other than ``topic,partition,offset``."""
+    """Return the offsets in the file.
+
+    Raises UsageError for a line other than ``topic,partition,offset``, and for a file that is not UTF-8.
+    """
     offsets: dict[TopicPartition, int] = {}
-    with path.open(newline="") as lines:
-        for number, row in enumerate(csv.reader(lines), 1):
-            if not row:
-                continue
-            try:
-                topic, partition, offset = row
-                offsets[TopicPartition(topic, int(partition))] = int(offset)
-            except ValueError:
-                raise UsageError(
-                    f"{path}, line {number}: {','.join(row)!r} is not topic,partition,offset"
-                ) from None
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            rows = list(csv.reader(lines))
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8") from None
+    except csv.Error as problem:
+        raise UsageError(f"{path} is not CSV: {problem}") from None
+    for number, row in enumerate(rows, 1):
+        if not row:
+            continue
+        try:
+            topic, partition, offset = row
+            offsets[TopicPartition(topic, int(partition))] = int(offset)
+        except ValueError:
+            raise UsageError(
+                f"{path}, line {number}: {','.join(row)!r} is not topic,partition,offset"
+            ) from None
     return offsets
 
 
@@ -254,12 +264,12 @@ Examples:
   kl group commit billing orders-0=42 orders-1=17
   kl group commit billing orders-0=42 --metadata 'after the repair'"""
 )
-@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@click.argument("name", type=GROUP_ID, metavar="GROUP", shell_complete=complete_groups)
 @click.argument("places", metavar="TOPIC-PARTITION=OFFSET…", nargs=-1, required=True)
 @click.option("--metadata", metavar="TEXT", help="Text to keep with the offsets.")
 @client_options
 def commit(name: str, places: tuple[str, ...], metadata: str | None) -> None:
-    """Commit these offsets for GROUP, while it has no members."""
+    """Commit offsets for GROUP, which must have no members."""
     offsets = {tp: OffsetAndMetadata(offset, metadata=metadata) for tp, offset in map(_place, places)}
 
     async def main(admin: Admin) -> None:
@@ -277,6 +287,6 @@ def commit(name: str, places: tuple[str, ...], metadata: str | None) -> None:
 def _place(text: str) -> tuple[TopicPartition, int]:
     name, equals, offset = text.rpartition("=")
     topic, dash, partition = name.rpartition("-")
-    if not (equals and dash and topic and partition.isdigit() and offset.isdigit()):
+    if not (equals and dash and topic and partition.isdecimal() and offset.isdecimal()):
         raise UsageError(f"{text!r} is not TOPIC-PARTITION=OFFSET, for example orders-0=42")
     return TopicPartition(topic, int(partition)), int(offset)

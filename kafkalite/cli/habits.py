@@ -7,7 +7,7 @@ r"""Translates command lines of kcat and of Kafka's scripts into those of ``kl``
     consume --topic events --max-messages 5              ->  consume events -n 5
     kafka-consumer-groups.sh --describe --group billing  ->  group describe billing
 
-Only flags that ``kl`` does not have are replaced; all others stay as they are.
+Flags without a translation stay as they are.
 """
 
 # Tests: tests/cli/test_habits.py
@@ -122,7 +122,7 @@ def _as(*words: str) -> _Act:
 
 
 def _drop(line: _Line, value: str) -> None:
-    """Ignore the flag and its value, which kl does not need."""
+    """Ignore the flag and its value."""
 
 
 def _property(line: _Line, value: str) -> None:
@@ -226,7 +226,7 @@ _LISTING_SWITCHES: Final = {"-J": ["-o", "json"]}
 
 
 def translate(arguments: Sequence[str], commands: Container[str]) -> list[str]:
-    """Return the command line translated to ``kl``; a command line of ``kl`` is returned unchanged.
+    """Return the command line translated to ``kl``, or unchanged if there is nothing to translate.
 
     ``commands`` are the names of kl's commands. Raises UsageError for a line that cannot be translated.
     """
@@ -275,7 +275,10 @@ def translate(arguments: Sequence[str], commands: Container[str]) -> list[str]:
 
 
 def _of_console_consumer(words: list[str]) -> list[str]:
-    """Return the options with which kl begins at the log end, as Kafka's console consumer does by default."""
+    """Return the options with which kl begins at the log end, as Kafka's console consumer does by default.
+
+    Return [] if ``words`` has an option that says where to begin.
+    """
     if any(word.partition("=")[0] in _BEGINNINGS or "auto.offset.reset=" in word for word in words):
         return []
     is_member = any(word.partition("=")[0] in {"--group", "-g"} for word in words)
@@ -283,7 +286,7 @@ def _of_console_consumer(words: list[str]) -> list[str]:
 
 
 def _take(line: _Line, words: list[str], flags: dict[str, _Act]) -> None:
-    """Add the translation of ``words`` to ``line``. ``flags`` maps each flag with a value to its action.
+    """Add the translation of ``words`` to ``line``. ``flags`` are actions by flag, for flags with a value.
 
     A flag's value is the next word, or follows an equals sign. Raises UsageError if a value is missing.
     """

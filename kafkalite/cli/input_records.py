@@ -1,7 +1,7 @@
-"""Parses the input of ``kl produce`` into blocks for ``send_many``. Pure: converts bytes to blocks.
+"""Parses the input of ``kl produce`` into blocks for ``send_many``. Pure.
 
-A block is a sequence of records for one topic and partition, in columns. Within a partition, blocks and
-records keep the order of the input.
+A block contains records of one topic and partition, as columns. If the partition is None, the producer
+selects a partition for each record. Records with the same topic and partition keep the order of the input.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ INPUT_FORMATS: Final = ("lines", "json", "jsonl", "raw")
 
 
 class InputError(ValueError):
-    """The input at the reported position is not a record."""
+    """The input contains something that is not a record, or a record without a topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Records as columns of equal length. A column is None if no record has the field."""
+    """Records as columns of equal length. If a column is None, the records do not have the field."""
 
     topic: str
     partition: int | None
@@ -38,7 +38,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class RecordDefaults:
-    """The fields that the command line sets for every record."""
+    """Options of the command line that set fields of records.
+
+    A ``topic`` or ``partition`` that is not None replaces the record's topic or partition in the input.
+    ``key`` is for records without a key in the input. ``headers`` are added to the headers in the input.
+    """
 
     topic: str | None  #: None: each line names its topic
     partition: int | None = None
@@ -71,7 +75,10 @@ class RecordReader:
         self._line_count = 0
 
     def feed(self, chunk: bytes, *, max_records: int) -> Iterator[list[Block]]:
-        """Yield the blocks of all complete lines, in lists that hold at most ``max_records`` records each."""
+        """Yield the blocks of all complete lines, in lists of at most ``max_records`` records.
+
+        If the format is raw or json, yield nothing, because only ``finish`` parses these formats.
+        """
         if self._how in {"raw", "json"} or b"\n" not in chunk:
             self._pending.append(chunk)
             return
@@ -134,12 +141,12 @@ class RecordReader:
                 continue
             try:
                 draft = from_document(json.loads(line), self._parse_timestamp)
-            except ValueError as problem:
+            except (ValueError, RecursionError) as problem:
                 raise InputError(f"{self._source}:{number}: {_in_words(problem)}") from None
             yield f"{self._source}:{number}", draft
 
     def _documents(self, data: bytes, max_records: int) -> Iterator[list[Block]]:
-        """Parse JSON records that are concatenated or in arrays."""
+        """Parse a sequence of JSON records and of arrays of records."""
         drafts: list[tuple[str, Draft]] = []
 
         def place() -> str:
@@ -153,14 +160,13 @@ class RecordReader:
                 for each in document if isinstance(document, list) else [document]:
                     drafts.append((place(), from_document(each, self._parse_timestamp)))
                 position = _skip_space(text, position)
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise InputError(f"{place()}: {_in_words(problem)}") from None
         for start in range(0, len(drafts), max_records):
             yield list(self._group(drafts[start : start + max_records]))
 
     def _group(self, drafts: Iterable[tuple[str, Draft]]) -> Iterator[Block]:
-        """Yield a block for each topic and partition. ``drafts`` are pairs (place in the input,
-        draft)."""
+        """Yield a block for each topic and partition. ``drafts`` yields pairs (place in the input, draft)."""
         defaults = self._defaults
         groups: dict[tuple[str, int | None], tuple[list[str], list[Draft]]] = {}
         for place, draft in drafts:
@@ -194,9 +200,11 @@ def _skip_space(text: str, position: int) -> int:
     return position
 
 
-def _in_words(problem: ValueError) -> str:
+def _in_words(problem: ValueError | RecursionError) -> str:
     if isinstance(problem, json.JSONDecodeError):
         return f"not JSON: {problem.msg} at column {problem.colno}; for plain lines use -i lines"
     if isinstance(problem, UnicodeDecodeError):
         return "not JSON: not UTF-8"
+    if isinstance(problem, RecursionError):
+        return "JSON that is nested too deeply; for plain lines use -i lines"
     return str(problem)

@@ -1,7 +1,7 @@
-"""Options that every command accepts: brokers, client properties, timeout, output format.
+"""Options that most commands accept: brokers, client properties, timeout, output format.
 
-They may be given before and after the command (``kl -b host topic list``, ``kl topic list -b host``). Both
-positions set the same ``Invocation``, and the later value wins.
+They may be given before or after the command (``kl -b host topic list``, ``kl topic list -b host``). Both
+positions set the same ``Invocation``. If an option is given in both, the later value wins.
 """
 
 # Tests: tests/cli/test_app.py
@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, TypeVar
 import click
 
 from kafkalite.cli import contexts
+from kafkalite.cli.argument_types import NotEmpty
 from kafkalite.cli.exit_codes import HUNG_UP, TERMINATED, TimedOutError, UsageError
 from kafkalite.durations import parse_duration
 from kafkalite.errors import KafkaliteError
@@ -53,9 +54,9 @@ def program_name() -> str:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Raise UsageError for a variable KL_… that resembles one of VARIABLES; print a warning for any other.
+    """Raise UsageError for an unknown variable KL_… whose name resembles one of VARIABLES.
 
-    A variable that resembles none may be another program's.
+    Print a warning for any other unknown variable KL_…, which may belong to another program.
     """
     for name in environment:
         if name.startswith("KL_") and name not in VARIABLES:
@@ -96,7 +97,7 @@ class Invocation:
 
     @property
     def all_properties(self) -> dict[str, str]:
-        """The client properties of -X, and those of the context if its brokers are used."""
+        """The client properties of -X and, if the brokers come from a context, of that context. -X wins."""
         source = self.bootstrap_source
         of_context = {}
         if source.startswith("context "):
@@ -144,14 +145,14 @@ def duration_ms(text: str) -> int:
 
 
 def apply(function: F, *decorators: Callable[[F], F]) -> F:
-    """Decorate ``function`` with ``decorators``. The first decorator is the outermost."""
+    """Decorate ``function`` with ``decorators``, the last one first."""
     for decorator in reversed(decorators):
         function = decorator(function)
     return function
 
 
 def number_option(*names: str, minimum: int = 1, **attributes: Any) -> Callable[[F], F]:
-    """Return a decorator that adds an option N, an integer of at least ``minimum``."""
+    """Return a decorator that adds an option whose value is an integer of at least ``minimum``."""
     return click.option(*names, type=click.IntRange(min=minimum), metavar="N", **attributes)
 
 
@@ -166,12 +167,13 @@ def debug_option(function: F) -> F:
 
 
 def client_options(function: F) -> F:
-    """Add -b, -X, --timeout and --debug, the options of every command that connects to a broker."""
+    """Add the options of commands that connect to a broker: -b, --context, -X, --timeout and --debug."""
     return apply(
         function,
         click.option(
             "-b",
             "--bootstrap-servers",
+            type=NotEmpty("the list of brokers"),
             metavar="HOST:PORT,…",
             expose_value=False,
             callback=_remember("bootstrap"),
@@ -179,6 +181,7 @@ def client_options(function: F) -> F:
         ),
         click.option(
             "--context",
+            type=NotEmpty("the name of a context"),
             metavar="NAME",
             expose_value=False,
             callback=_remember("context"),
@@ -186,7 +189,11 @@ def client_options(function: F) -> F:
             shell_complete=complete_contexts,
         ),
         click.option(  # the name in Kafka's scripts
-            "--bootstrap-server", expose_value=False, hidden=True, callback=_remember("bootstrap")
+            "--bootstrap-server",
+            type=NotEmpty("the list of brokers"),
+            expose_value=False,
+            hidden=True,
+            callback=_remember("bootstrap"),
         ),
         click.option(
             "-X",
@@ -227,7 +234,7 @@ output_option: Final = output_choice(OUTPUT_FORMATS)
 
 
 def listing_options(function: F) -> F:
-    """Add the options of a command that prints a listing from a broker: client_options and -o."""
+    """Add the options that ``client_options`` adds, and -o."""
     return apply(function, client_options, output_option)
 
 
@@ -238,10 +245,11 @@ def now_ms() -> int:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = None) -> T:
-    """Run a coroutine on a new event loop, which is uvloop's if that is installed.
+    """Return the result of ``main()``, which runs on a new event loop (uvloop's if it is installed).
 
-    Raises TimedOutError if ``timeout_ms`` passes first. On Ctrl-C, SIGTERM and SIGHUP, cancels the coroutine,
-    so that a consumer leaves its group, and then raises KeyboardInterrupt or Terminated.
+    Raises TimedOutError if ``timeout_ms`` passes first. In the main thread, Ctrl-C and the signals in
+    ``ending_signals()`` cancel the coroutine, so that it can clean up: for example, a consumer leaves its
+    group. Then KeyboardInterrupt or Terminated is raised.
     """
     import asyncio
 
@@ -282,7 +290,7 @@ async def within(timeout_ms: int | None, main: Callable[[], Coroutine[Any, Any, 
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP arrived, and the command has cleaned up. ``except Exception`` does not catch it."""
+    """SIGTERM or SIGHUP ended the command. ``except Exception`` does not catch this error."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -290,17 +298,17 @@ class Terminated(BaseException):
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Return the signals that request a clean end: SIGTERM, and SIGHUP unless ``nohup`` made it ignored."""
+    """Return the signals that request a clean end: SIGTERM, and SIGHUP unless it is ignored, as by nohup."""
     is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGHUP]
 
 
 @contextmanager
 def _cancelled_by_signals() -> Iterator[None]:
-    """Let SIGTERM or SIGHUP cancel the block in this task; then raise Terminated.
+    """Cancel the current task if SIGTERM or SIGHUP arrives during the block, then raise Terminated.
 
-    A further SIGTERM ends the process at once. A further SIGHUP is ignored, because a closed terminal often
-    sends two.
+    After that signal, SIGTERM ends the process at once. SIGHUP is ignored then, because a closed terminal
+    often sends it twice. Outside the main thread, signals are not handled.
     """
     import asyncio
 
@@ -333,13 +341,16 @@ def _cancelled_by_signals() -> Iterator[None]:
 
 
 def run_command(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine that connects to brokers. It may take as long as --timeout permits."""
+    """Return the result of ``main()``, and print the clients' warnings.
+
+    Raises TimedOutError if it takes longer than --timeout.
+    """
     listen_to_clients()
     return run(main, timeout_ms=current().timeout_ms)
 
 
 def last_warning() -> str:
-    """Return ``; the last error: ...`` with the reason why the client library waits, or the empty string."""
+    """Return ``; the last error: …`` with the client library's last warning, or "" if none is recent."""
     from kafkalite.cli.client_warnings import installed
 
     handler = installed()
@@ -347,7 +358,7 @@ def last_warning() -> str:
 
 
 def listen_to_clients() -> None:
-    """Print the client library's warnings on stderr."""
+    """Print the client library's warnings on stderr from now on; with --debug, all log records."""
     from kafkalite.cli.client_warnings import install
 
     install(debug=current().debug)
@@ -359,7 +370,7 @@ def say(message: str) -> None:
 
 
 def confirm(question: str, refusal: str) -> None:
-    """Ask ``question`` on stderr. Raises KafkaliteError with the text ``refusal`` if the answer is no."""
+    """Ask ``question`` on stderr. Raises KafkaliteError(``refusal``) unless the answer is y or yes."""
     click.echo(f"{question} [y/N] ", err=True, nl=False)
     answer = sys.stdin.readline()
     if not answer.endswith("\n"):  # the end of the input
@@ -369,7 +380,10 @@ def confirm(question: str, refusal: str) -> None:
 
 
 def parse_settings(texts: Iterable[str], example: str) -> dict[str, str]:
-    """Return ``name=value`` texts as {name: value}. Raises UsageError, which shows ``example``."""
+    """Return ``name=value`` texts as {name: value}.
+
+    Raises UsageError, whose message contains ``example``, for a text without name or equals sign.
+    """
     settings: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -382,7 +396,7 @@ def parse_settings(texts: Iterable[str], example: str) -> dict[str, str]:
 def parse_changes(texts: Iterable[str], unset: Iterable[str], example: str) -> dict[str, str | None]:
     """Return the changes of settings: a value for each ``name=value``, and None for each name in ``unset``.
 
-    Raises UsageError, which shows ``example``, for other texts and if a setting is both changed and unset.
+    Raises UsageError for other texts, and if a setting is both changed and unset.
     """
     settings = parse_settings(texts, example)
     for name in unset:

@@ -1,4 +1,4 @@
-"""A click group that lists its commands without importing them."""
+"""Click groups. ``LazyGroup`` lists its commands without importing them."""
 
 # Tests: tests/cli/test_app.py
 
@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from kafkalite.cli.argument_types import require_utf8
 from kafkalite.suggestions import did_you_mean
 
 _WHOLE: Final = 1_000  # more characters than a description has
@@ -22,7 +23,10 @@ class LazyCommand(NamedTuple):
 
 
 class Group(click.Group):
-    """A group whose help wraps the descriptions of its commands; click cuts them off at the width."""
+    """A group whose help wraps long descriptions of its commands. click's own group truncates them."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        super().add_command(require_utf8(cmd), name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -36,11 +40,12 @@ class Group(click.Group):
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are first used. ``lazy`` maps their names to them."""
+    """A group whose commands are imported when they are first used. ``lazy`` maps names to commands."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._lazy = dict(lazy)
+        require_utf8(self)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._lazy)
@@ -52,7 +57,7 @@ class LazyGroup(click.Group):
         location = entry.location or f"kafkalite.cli.{cmd_name}:{cmd_name}"
         module, _, attribute = location.partition(":")
         command: click.Command = getattr(import_module(module), attribute)
-        return command
+        return require_utf8(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,7 +1,8 @@
-"""``kl log``: inspects log files offline, without a broker; ``dirs`` asks running brokers.
+"""``kl log``: inspects log files without a broker. ``accept-loss`` repairs them. ``dirs`` asks brokers.
 
-A PATH is a data directory, the directory of a log, or a file. Files are neither locked nor changed, so the
-files of a running broker can be inspected, too; their last batch may then be incomplete.
+A PATH is a data directory, the directory of a log or, for some commands, a file. Except by ``accept-loss``,
+files are neither locked nor changed. Therefore the files of a running broker can be inspected, too. Their
+last batch may be incomplete.
 """
 
 # Long because every command of the group prints columns of its own.
@@ -24,7 +25,7 @@ from kafkalite.cli.output import Column, human_bytes, pick, plural, print_listin
 from kafkalite.cli.printers import Printer, make_printer
 from kafkalite.cli.stdio import printing
 from kafkalite.cli.times import format_time
-from kafkalite.errors import CorruptBatchError, StorageError
+from kafkalite.errors import CorruptBatchError, StorageError, WrongFileTypeError
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
@@ -101,7 +102,10 @@ def _grade(verdict: LogVerdict | DirectoryVerdict) -> str:
 
 
 def _title(verdict: LogVerdict | DirectoryVerdict) -> str:
-    """Return the topic of a log, ``__cluster_metadata``, or ``(node)`` for files that belong to no log."""
+    """Return the topic of a log (its id if the name is unknown) or ``__cluster_metadata``.
+
+    For the files of a data directory that belong to no log, return ``(node)``.
+    """
     from kafkalite.storage import layout
 
     topic_id = getattr(verdict, "topic_id", None)
@@ -156,7 +160,7 @@ _ACCEPTED_COLUMNS: Final = (
 
 @click.group(cls=Group)
 def log() -> None:
-    """Inspect segment files without a broker. Only accept-loss changes them."""
+    """Inspect log files without a broker. Only accept-loss changes them."""
 
 
 def _path_argument(function: F) -> F:
@@ -166,9 +170,10 @@ def _path_argument(function: F) -> F:
 
 
 def _log_directories(path: Path) -> list[Path]:
-    """Return [``path``] if it is the directory of a log, else the directories of the logs in it.
+    """Return [``path``] if its name is that of a log's directory, else the directories of the logs in it.
 
-    The directories are in the order of topic ids and partitions. Raises NotFoundError, UsageError.
+    The directories are in the order of topic ids and partitions. Raises NotFoundError if ``path`` does not
+    exist, or is neither a data directory nor contains logs, and UsageError if it is not a directory.
     """
     from kafkalite.storage import layout
 
@@ -191,7 +196,11 @@ def _log_directories(path: Path) -> list[Path]:
 
 
 def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return [``path``] if it is a segment file with one of ``suffixes``, else all such files below it."""
+    """Return [``path``] if it is a segment file with one of ``suffixes``.
+
+    If ``path`` is a directory, return all such files of the log or logs in it. Raises UsageError for any
+    other file, and the errors of ``_log_directories``.
+    """
     from kafkalite.storage import layout
 
     if path.is_file():
@@ -208,7 +217,11 @@ def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _home(directory: Path) -> tuple[str, int]:
-    """Return the topic (or its id if partition.json is unreadable) and the partition of a log's directory."""
+    """Return the topic and the partition of a log's directory.
+
+    If partition.json is unreadable, the topic id in the directory's name replaces the topic. If that name is
+    not the name of a log's directory, the partition is -1, and the whole name replaces the topic id.
+    """
     from kafkalite.storage import layout
     from kafkalite.storage.checkpoints import decode_partition
     from kafkalite.storage.disk import RealFileSystem
@@ -348,7 +361,7 @@ _KINDS_OF_RECORDS: Final = ("data", "transactional")
 
 
 def _intact_batches(file: Path) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Yield the intact batches of a file. Damaged batches are reported on stderr."""
+    """Yield (header, bytes) of each intact batch of a file. Print the damage on stderr."""
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.inspect import iter_batches
 
@@ -360,7 +373,10 @@ def _intact_batches(file: Path) -> Iterator[tuple[BatchHeader, memoryview]]:
 
 
 def _kind(header: BatchHeader, data: memoryview) -> tuple[str, int | None]:
-    """Return the batch's kind (data, transactional, commit, abort, gap) and a marker's coordinator epoch."""
+    """Return (kind, coordinator epoch) of a batch. The epoch is None unless the kind is commit or abort.
+
+    The other kinds are data, transactional, gap, and control for an unreadable transaction marker.
+    """
     from kafkalite.records.control import parse_marker
     from kafkalite.records.gaps import is_gap
 
@@ -376,7 +392,11 @@ def _kind(header: BatchHeader, data: memoryview) -> tuple[str, int | None]:
 
 
 def _state_rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each coordinator record and each transaction marker in ``files``."""
+    """Yield a row for each record and each transaction marker in the files of the coordinators' topics.
+
+    Files of other topics are skipped. Damaged batches, and records that cannot be decoded, are reported on
+    stderr. Raises NotFoundError if no file belongs to a coordinators' topic.
+    """
     from kafkalite.coordinator_types import StateRecord
     from kafkalite.records.batch import RecordBatch
 
@@ -411,7 +431,7 @@ def _state_rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _dump_records(files: Iterable[Path], printer: Printer) -> None:
-    """Print the records of intact batches. Damaged batches are reported on stderr."""
+    """Print the records of intact batches, except control records. Print the damage on stderr."""
     from kafkalite.records.batch import RecordBatch
 
     with printing(printer) as show:
@@ -467,10 +487,10 @@ def index(paths: tuple[Path, ...]) -> None:
 @output_option
 @debug_option
 def verify(paths: tuple[Path, ...], by_file: bool) -> None:
-    """Check every file: batches, indexes, small files, metadata; exit code 9 if any is damaged.
+    """Check every file: batches, indexes, small files, metadata; exit code 9 if there is damage.
 
-    A torn tail at the very end and a short index are reported but are not damage: the next start
-    repairs them. --files lists every file with its verdict, also those without a checksum.
+    A torn tail at the end of a log and a short index are reported but are not damage: the next start of the
+    broker repairs them. --files lists every file with its verdict, also those without a checksum.
     """
     from kafkalite.raft.verify import verify_metadata
     from kafkalite.storage import layout
@@ -533,12 +553,14 @@ Examples:
 def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) -> None:
     """Repair damaged logs that have no sound replica, and lose the records that cannot be read.
 
-    Stop the broker first. PATH is the directory of a log. Every intact record keeps its offset, consumers
-    skip the others, and the damaged files are kept as *.damaged-N. A transaction whose marker is lost counts
-    as aborted, and is named. If the end of the log is lost after a kill, offsets of the last second are used
-    again. If PATH is the __cluster_metadata of a single node that refuses it as damaged, missing or older,
-    its intact part is kept, topics that it lacks are made from their logs, and leader epochs and producer
-    ids are skipped.
+    Stop the broker first. PATH is the directory of a log. Intact records keep their offsets, consumers skip
+    the lost records, and the damaged files are kept as *.damaged-N. A transaction whose marker is lost counts
+    as aborted, and the command names it. If the broker was killed and the end of the log is lost, the offsets
+    of its last second may be used again.
+
+    PATH may also be the __cluster_metadata of a node without peers, if the node does not start because its
+    metadata is damaged, missing or an older copy. The intact part of the metadata is kept, topics that it
+    lacks are created from their logs, and leader epochs and producer ids are skipped.
     """
     from kafkalite.raft.older_metadata import accept_older_metadata, expected_metadata_loss
     from kafkalite.rng import system_rng
@@ -562,8 +584,11 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
             for note in expected_metadata_loss(filesystem, directory).notes:
                 invocation.say(note)
             continue
-        if not filesystem.exists(directory):
-            invocation.say(f"{directory}: the directory is missing: all records of the log are lost")
+        try:
+            filesystem.list_dir(directory)
+        except (FileNotFoundError, WrongFileTypeError) as error:
+            cause = error.message if isinstance(error, WrongFileTypeError) else f"{directory} is missing"
+            invocation.say(f"{cause}: all records of the log are lost")
             continue
         verdict = verify_log(filesystem, directory)
         found = [each for each in verdict.findings if each.is_damage]
@@ -576,8 +601,7 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
         for each in found:
             if each.path in expected.unused:
                 continue
-            result = "records there are lost" if each.loses_records else "it is corrected, no record is lost"
-            invocation.say(f"{each.path}: position {each.position}: {each.problem}; {result}")
+            invocation.say(f"{each.path}: position {each.position}: {each.problem}; {each.outcome}")
         if not yes:
             invocation.say(f"{directory}: {plural(expected.lost_records, 'record')} would be lost")
             _say_outcomes(Path(directory), expected.unknown_transactions, expected.open_transactions)
@@ -618,7 +642,7 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
 def _say_outcomes(
     directory: Path, unknown: Sequence[TransactionRange], still_open: Sequence[TransactionRange]
 ) -> None:
-    """Print the transactions without a marker: those that count as aborted, and those that stay open."""
+    """Print the transactions without a marker: ``unknown`` count as aborted, ``still_open`` stay open."""
     if unknown:
         outcomes = f"{plural(len(unknown), 'transaction')} of unknown outcome, because the marker is lost"
         invocation.say(f"{directory}: {outcomes}: read_committed readers skip the records, even if committed")
@@ -659,7 +683,7 @@ _DIRS_COLUMNS: Final = (
 @click.option("--broker", "node_ids", multiple=True, metavar="N[,N]", help="Only of this broker.")
 @listing_options
 def dirs(topics: tuple[str, ...], node_ids: tuple[str, ...]) -> None:
-    """List the logs on each running broker: size, offsets, problems. Asks the brokers."""
+    """List the logs on each running broker: size, offsets, problems."""
     texts = [each.strip() for text in node_ids for each in text.split(",")]
     if wrong := [each for each in texts if not (each.isascii() and each.isdigit())]:
         raise UsageError(f"--broker: {wrong[0]!r} is not a node id")

@@ -14,7 +14,8 @@ from kafkalite.cli.cluster import QUORUM_COLUMNS, quorum_document
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError
 from kafkalite.cli.invocation import listing_options
 from kafkalite.cli.lazy_group import Group
-from kafkalite.cli.output import Column, coloured, print_document, print_listing, write
+from kafkalite.cli.output import Column, coloured, json_text, print_document, print_listing, write
+from kafkalite.cli.stdio import until_pipe_closes
 from kafkalite.client.admin.cluster_health import look_at_quorum, silent_voters
 from kafkalite.errors import InvalidRequestError
 from kafkalite.protocol.messages.metadata import (
@@ -47,9 +48,10 @@ def _path(text: str) -> str:
 async def _at(
     client: ClusterClient, path: str, *, after_offset: int = _NOW, max_wait_ms: int = 0
 ) -> DescribeMetadataResponse:
-    """Return the entries of ``path`` and its children in the metadata tree. Raises NotFoundError.
+    """Return a response whose nodes are ``path`` and then its children in the metadata tree.
 
-    With ``after_offset``, first wait up to ``max_wait_ms`` until the metadata log has passed that offset.
+    If ``after_offset`` is given, first wait up to ``max_wait_ms`` until the metadata log has passed that
+    offset. Raises NotFoundError if the tree has no such path.
     """
     request = DescribeMetadataRequest(path, after_offset, max_wait_ms)
     try:
@@ -74,7 +76,7 @@ Examples:
 @click.argument("path", default=ROOT, metavar="[PATH]")
 @listing_options
 def ls(path: str) -> None:
-    """List the children of a path."""
+    """List the children of a path, or the path itself if it has none."""
     current = invocation.current()
     wanted = _path(path)
 
@@ -99,7 +101,7 @@ Examples:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH…")
 @listing_options
 def cat(paths: tuple[str, ...]) -> None:
-    """Print the value at a path, as JSON unless -o selects another format."""
+    """Print the value at each PATH as JSON or, with -o yaml, as YAML."""
     current = invocation.current()
 
     async def main(client: ClusterClient) -> list[tuple[str, MetadataNode]]:
@@ -139,13 +141,13 @@ def tail(path: str, count: int | None) -> None:
                     return
             before = now
 
-    connect.ask_cluster(main, long_poll_ms=_POLL_MS)
+    connect.ask_cluster(lambda client: until_pipe_closes(main(client)), long_poll_ms=_POLL_MS)
 
 
 async def _tree(client: ClusterClient, path: str, *, after_offset: int = _NOW) -> tuple[int, dict[str, str]]:
     """Return (metadata offset, {path: value}) of ``path`` and all paths below it.
 
-    With ``after_offset``, first wait up to _POLL_MS until the metadata log has passed that offset.
+    If ``after_offset`` is given, first wait up to _POLL_MS until the metadata log has passed that offset.
     """
     response = await _at(
         client, path, after_offset=after_offset, max_wait_ms=_POLL_MS if after_offset >= 0 else 0
@@ -182,7 +184,7 @@ def _change_line(offset: int, sign: str, path: str, value: str, *, is_json: bool
     if is_json:
         decoded = json.loads(value) if value else None
         document = {"offset": offset, "change": sign, "path": path, "value": decoded}
-        return json.dumps(document, ensure_ascii=False) + "\n"
+        return json_text(document) + "\n"
     import sys
 
     shown = f"\x1b[{_COLOURS[sign]}m{sign}\x1b[0m" if coloured(sys.stdout) else sign
@@ -193,7 +195,7 @@ def _change_line(offset: int, sign: str, path: str, value: str, *, is_json: bool
 @click.option("--check", is_flag=True, help="Exit code 9 if there is no leader, or a voter is silent.")
 @listing_options
 def quorum(check: bool) -> None:
-    """Show the controllers: the leader, and the offset of each."""
+    """Show the metadata quorum: its leader, and the role and offset of each node."""
     current = invocation.current()
     seen = connect.ask_cluster(look_at_quorum)
     document = quorum_document(seen)

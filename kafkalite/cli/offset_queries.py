@@ -38,9 +38,9 @@ class Extent(NamedTuple):
 class Span(NamedTuple):
     """The offsets to read in one partition. ``stop_offset`` is exclusive, or None for no end.
 
-    ``times`` is set if timestamps of the partition are out of order, so that offsets cannot bound a range of
-    times. Then only records with a timestamp from the first time (inclusive, in ms) to the second (exclusive)
-    are printed.
+    ``times`` is set if the wanted range of times cannot be converted to offsets, because timestamps may be
+    out of order. Then only records with a timestamp from the first time (inclusive, in ms) to the second
+    (exclusive) are printed.
     """
 
     first_offset: int
@@ -68,7 +68,10 @@ async def partitions_of(
 
 
 async def missing_topics(current: Invocation, topics: Iterable[str]) -> set[str]:
-    """Return those of ``topics`` that no broker knows; none if the brokers do not respond within a second."""
+    """Return those of ``topics`` that no broker has.
+
+    Return the empty set if the requests fail, or take longer than a second.
+    """
     import asyncio
 
     from kafkalite.protocol.messages.metadata import MetadataRequest
@@ -89,10 +92,11 @@ async def missing_topics(current: Invocation, topics: Iterable[str]) -> set[str]
 
 
 async def matching_topics(admin: Admin, names: Sequence[str]) -> list[str]:
-    """Return ``names`` with each pattern replaced by the topics that it matches, without duplicates.
+    """Return ``names`` with each pattern replaced by the topics that it matches.
 
-    A name with characters that no topic has is a pattern, a regular expression that matches the whole name.
-    Raises UsageError for an invalid pattern, and NotFoundError if no topic matches.
+    A pattern is a regular expression for the whole name of a topic. A name is a pattern if it contains a
+    character other than ASCII letters, digits, ``.``, ``_`` and ``-``. Raises UsageError for an invalid
+    pattern, and NotFoundError for a pattern that matches no topic.
     """
     if not any(_is_pattern(name) for name in names):
         return list(names)
@@ -107,7 +111,8 @@ async def matching_topics(admin: Admin, names: Sequence[str]) -> list[str]:
         except re.error as problem:
             raise UsageError(f"{name!r} is not a regular expression: {problem}", hint=_PATTERN_HINT) from None
         if not matches:
-            raise NotFoundError(f"no topic matches {name!r}", hint=_PATTERN_HINT)
+            hint = "separate topics with spaces" if "," in name else _PATTERN_HINT
+            raise NotFoundError(f"no topic matches {name!r}", hint=hint)
         found |= dict.fromkeys(matches)
     return list(found)
 
@@ -125,7 +130,7 @@ async def extents(admin: Admin, partitions: Sequence[TopicPartition]) -> dict[To
 async def list_or_fail(
     admin: Admin, partitions: Sequence[TopicPartition], at: Literal["earliest", "latest"] | int
 ) -> dict[TopicPartition, int | KafkaStorageError]:
-    """Return the offset of each partition, or the error if the leader's log is damaged (R24)."""
+    """Return each partition's offset, or the KafkaStorageError that the leader returned (R24)."""
     import asyncio
 
     async def one(partition: TopicPartition) -> int | KafkaStorageError:
@@ -145,7 +150,10 @@ async def list_or_fail(
 async def offsets_at(
     admin: Admin, partitions: Sequence[TopicPartition], timestamp_ms: int
 ) -> dict[TopicPartition, int | None]:
-    """Return {partition: offset of the first record at or after the time}; None if all records are older."""
+    """Return {partition: offset of the first record at or after the time}.
+
+    The offset is None if all records of the partition are older.
+    """
     found = await admin.list_offsets(partitions, timestamp_ms)
     return {
         partition: None if found[partition].offset == NO_OFFSET else found[partition].offset
@@ -158,9 +166,9 @@ async def spans(
 ) -> dict[TopicPartition, Span]:
     """Return the offsets to read in each partition, computed from ``wanted`` and the current log ends.
 
-    An offset that the leader of a damaged log cannot determine is UNKNOWN_END, so that the log is read up to
-    the damage. If ``wanted`` is a time range and the offsets of its two times enclose no record, records in
-    the range may still follow out of order, so the partition is read to its end.
+    If the leader of a damaged log cannot determine an offset, UNKNOWN_END replaces it, so that the log is
+    read up to the damage. If ``wanted`` is a range of times and both times have the same offset, the span
+    extends to the log end: records in the range may follow, because timestamps may be out of order.
     """
     starts = await admin.list_offsets(partitions, "earliest")
     ends = await list_or_fail(admin, partitions, "latest")

@@ -63,7 +63,7 @@ def offsets(topics: tuple[str, ...], at_text: str | None, which: str | None) -> 
 async def _rows(
     admin: Admin, topics: tuple[str, ...], at_ms: int | None, which: str | None
 ) -> tuple[list[dict[str, Any]], list[KafkaStorageError]]:
-    """Return the rows, and the errors of the partitions whose offset is unknown: their logs are damaged."""
+    """Return (rows, errors). There is an error for each partition whose leader did not return the offset."""
     partitions = await partitions_of(admin, topics)
     at: Literal["earliest", "latest"] = "earliest" if which == "earliest" else "latest"
     found = await list_or_fail(admin, partitions, at if at_ms is None else at_ms)

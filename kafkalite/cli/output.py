@@ -1,4 +1,4 @@
-"""Prints listings as table, wide, name, json, jsonl or yaml, whether stdout is a terminal or not."""
+"""Prints listings and documents in the format of -o: table, wide, name, json, jsonl or yaml."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kafkalite.log_fields import escaped
+
 Row = Mapping[str, Any]
 
 _BOLD: Final = "\x1b[1m"
 _RESET: Final = "\x1b[0m"
+_JSON_ESCAPES: Final = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One field of a listing. JSON and YAML print it under ``key``; tables show it only with a ``title``.
+    """One field of a listing. JSON and YAML print it under ``key``; tables print it if it has a ``title``.
 
-    ``wide`` columns are printed only with -o wide. ``read`` (default: ``key``) is a function that returns the
-    value, or an attribute name, which may be dotted. If a part of a dotted name is None, the value is None.
+    A table contains ``wide`` columns only with -o wide. ``show`` converts a value to its text in the table.
+    ``read`` is a function that returns the value of an item, or the name of an attribute (default: ``key``),
+    which may be dotted. If an attribute before a dot is None, the value is None.
     """
 
     key: str
@@ -44,16 +48,17 @@ def rows_of(items: Iterable[Any], columns: Sequence[Column]) -> list[dict[str, A
 
 
 def coloured(stream: Any) -> bool:
-    """Whether ``stream`` is a terminal and colours are not disabled by NO_COLOR."""
+    """Whether ``stream`` is a terminal, and neither NO_COLOR nor TERM=dumb disables colours."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def print_listing(
     rows: Iterable[Row], columns: Sequence[Column], output: str, *, name_key: str = "name", if_empty: str = ""
 ) -> None:
-    """Print rows. json, jsonl and yaml contain every value unrounded.
+    """Print rows in the format ``output``. Only tables depend on ``columns``.
 
-    -o name prints the values of ``name_key``. ``if_empty`` is printed on stderr if a table has no rows.
+    json, jsonl and yaml contain every value of the rows, and name contains the values of ``name_key``. If a
+    table has no rows, ``if_empty`` is printed on stderr.
     """
     listed = list(rows)
     if if_empty and not listed and output in {"table", "wide"}:
@@ -64,7 +69,7 @@ def print_listing(
         case "jsonl":
             text = "".join(_encoded(row, output) for row in listed)
         case "name":
-            text = "".join(f"{row[name_key]}\n" for row in listed)
+            text = "".join(f"{escaped(str(row[name_key]))}\n" for row in listed)
         case _:
             shown = [column for column in columns if column.title and (output == "wide" or not column.wide)]
             text = _table(listed, shown)
@@ -72,7 +77,7 @@ def print_listing(
 
 
 def print_document(document: Mapping[str, Any], output: str) -> None:
-    """Print one object: ``name: value`` lines, or json, jsonl, yaml."""
+    """Print one object as json, jsonl or yaml, or else as one line for each name and value."""
     match output:
         case "json" | "jsonl" | "yaml":
             text = _encoded(document, output)
@@ -88,35 +93,49 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def json_text(document: Any, *, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
+    """Return ``document`` as JSON, with all control characters in its strings escaped."""
+    return escape_json(json.dumps(document, indent=indent, separators=separators, ensure_ascii=False))
+
+
+def escape_json(text: str) -> str:
+    """Return the JSON ``text`` with DEL and U+0080 to U+009F escaped, too: a terminal may obey them (S13)."""
+    return text if text.isprintable() else text.translate(_JSON_ESCAPES)
+
+
 def _encoded(document: Any, output: str) -> str:
     if output != "yaml":
-        return json.dumps(document, indent=2 if output == "json" else None, ensure_ascii=False) + "\n"
+        return json_text(document, indent=2 if output == "json" else None) + "\n"
     import yaml
 
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False))
 
 
 def _cell(value: Any) -> str:
+    """Return the value on one line. Clients choose names, so control characters are escaped (S13)."""
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ",".join(f"{name}={item}" for name, item in value.items()) or "-"
+        return escaped(",".join(f"{name}={item}" for name, item in value.items())) or "-"
     if isinstance(value, list | tuple):
-        return ",".join(str(item) for item in value) or "-"
-    return str(value)
+        return escaped(",".join(str(item) for item in value)) or "-"
+    return escaped(str(value))
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Return the rows as aligned columns, two spaces apart. Numbers are aligned to the right."""
+    """Return titles and rows as aligned columns; "" without rows. Numbers are aligned to the right."""
     if not rows:
         return ""
     numeric = [
         all(isinstance(row[c.key], int | float) or row[c.key] is None for row in rows) for c in columns
     ]
     grid = [
-        [column.show(row[column.key]) if column.show else _cell(row[column.key]) for column in columns]
+        [
+            escaped(column.show(row[column.key])) if column.show else _cell(row[column.key])
+            for column in columns
+        ]
         for row in rows
     ]
     titles = [column.title for column in columns]
@@ -159,7 +178,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Return the smallest sample that ``percent`` % of all samples do not exceed (nearest rank).
+    """Return the smallest sample that at least ``percent`` % of all samples do not exceed (nearest rank).
 
     Raises ValueError if there are no samples.
     """
@@ -170,7 +189,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 
 def show_ms(seconds: float) -> str:
-    """Return a duration as text, such as ``1.23 ms`` for 0.00123. Below 0.1 ms, the unit is µs."""
+    """Return a duration as text in µs, ms or s, such as ``1.23 ms`` for 0.00123."""
     if seconds < 0.0001:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

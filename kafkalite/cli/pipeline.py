@@ -1,6 +1,6 @@
 """``kl pipeline``: runs, lists and validates Spark pipelines declared in files.
 
-The package ``sparkbridge.pipelines``, part of the extra ``spark``, runs them. It is imported when a command
+The package ``sparkbridge.pipelines`` runs them. It needs the extra ``spark``, and is imported when a command
 needs it.
 """
 
@@ -20,6 +20,7 @@ from typing import Any, Final
 import click
 
 from kafkalite.cli import invocation
+from kafkalite.cli.connect import security_settings
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, UsageError
 from kafkalite.cli.invocation import client_options, output_option
 from kafkalite.cli.lazy_group import Group
@@ -49,7 +50,10 @@ _FILE: Final = click.Path(path_type=Path)
 
 
 def part(name: str) -> Any:
-    """Return the module ``name`` of sparkbridge.pipelines. Raises UsageError if Spark is not installed."""
+    """Return the module ``name`` of sparkbridge.pipelines.
+
+    Raises UsageError if sparkbridge, or a package that the module imports, is not installed.
+    """
     if find_spec("sparkbridge") is None:
         raise UsageError(
             "pipelines need the extra 'spark' of kafkalite", hint='pip install "kafkalite[cli,spark]"'
@@ -78,7 +82,7 @@ def pipeline() -> None:
 def list_(directory: Path | None) -> None:
     """List the pipelines of DIRECTORY.
 
-    The default is the shipped pipelines, and the pipelines of the current directory.
+    Without DIRECTORY, list the shipped pipelines and the pipelines of the current directory.
     """
     files = part("files")
     shipped = files.shipped()
@@ -127,8 +131,8 @@ def shown_path(path: Path) -> Path:
 def validate(paths: tuple[Path, ...], overrides: tuple[str, ...], no_spark: bool) -> None:
     """Report mistakes in pipeline files, without a broker.
 
-    Spark's parser checks the syntax of their SQL, if Spark and Java are installed. A column that does not
-    exist is found only by 'kl pipeline run'.
+    Spark's parser checks the syntax of SQL queries if Spark and Java are installed. Only 'kl pipeline run'
+    finds columns that do not exist.
     """
     files = part("files")
     output = invocation.current().output
@@ -152,10 +156,10 @@ def validate(paths: tuple[Path, ...], overrides: tuple[str, ...], no_spark: bool
 
 
 def _read(files: Any, path: Path, overrides: tuple[str, ...], **checks: Any) -> Any:
-    """Return the pipeline declared in the file ``path``, with --set applied.
+    """Return the ``files.PipelineFile`` at ``path``, with --set applied. Its ``problems`` are the mistakes.
 
-    ``checks`` are keyword arguments of ``files.read``. Raises NotFoundError, and UsageError for an invalid
-    file.
+    ``checks`` are keyword arguments of ``files.read``. Raises NotFoundError if the file does not exist, and
+    UsageError if --set is invalid.
     """
     try:
         return files.read(path, overrides, **checks)
@@ -248,7 +252,8 @@ def run(
     _check_writable(spark_log)
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(brokers(current, is_demo=demo))
-        setting = _setting(file, servers, trigger, checkpoint, stack, is_demo=demo)
+        security = {} if _has_own_broker(current, is_demo=demo) else security_settings(current)
+        setting = _setting(file, servers, security, trigger, checkpoint, stack, is_demo=demo)
         part("runner").require_spark()
         if not demo:
             _check_topics(file.pipeline)
@@ -357,19 +362,23 @@ def _trigger(text: str | None, once: bool) -> str:
 def brokers(current: invocation.Invocation, *, is_demo: bool) -> Iterator[str]:
     """Yield the bootstrap servers. A demo without -b and --context gets an embedded broker.
 
-    A demo creates topics, so it ignores the servers in the environment and in the current context, which may
-    be a real cluster.
+    A demo ignores the brokers in the environment and of the context in use, because it creates topics and
+    these brokers may be a real cluster.
     """
-    if not is_demo or current.bootstrap or current.context:
+    if not _has_own_broker(current, is_demo=is_demo):
         yield current.bootstrap_servers
         return
     with own_broker() as servers:
         yield servers
 
 
+def _has_own_broker(current: invocation.Invocation, *, is_demo: bool) -> bool:
+    return is_demo and not current.bootstrap and not current.context
+
+
 @contextlib.contextmanager
 def own_broker() -> Iterator[str]:
-    """Run an in-memory broker on the event loop of this process's blocking clients. Yield its address."""
+    """Run an in-memory broker on the event loop that blocking clients share. Yield the broker's address."""
     from kafkalite.broker.broker import Broker
     from kafkalite.loop_thread import shared_loop_thread
 
@@ -390,6 +399,7 @@ def own_broker() -> Iterator[str]:
 def _setting(
     file: Any,
     servers: str,
+    security: dict[str, str],
     trigger: str,
     checkpoint: str | None,
     stack: contextlib.ExitStack,
@@ -402,7 +412,7 @@ def _setting(
                 f"{shown_path(file.path)} has no [demo]",
                 hint='[demo] load = "load.py:load" creates input, see docs/pipelines.md',
             )
-        return stack.enter_context(part("runner").demo_setting(servers))
+        return stack.enter_context(part("runner").demo_setting(servers, security))
     if checkpoint is None and file.pipeline.checkpoint:
         checkpoint = file.locate(file.pipeline.checkpoint)
     if checkpoint is None and file.pipeline.needs_checkpoint:
@@ -410,11 +420,14 @@ def _setting(
             "the pipeline has no checkpoint directory",
             hint='--checkpoint DIR, or checkpoint = "DIR" in [pipeline]',
         )
-    return part("engine").Setting(servers, checkpoint, trigger)
+    return part("engine").Setting(servers, checkpoint, trigger, security=security)
 
 
 def _check_topics(declared: Any) -> None:
-    """Check that the source topics exist. Raises ConnectionFailedError, NotFoundError."""
+    """Raise NotFoundError if a source topic is missing, and ConnectionFailedError if no broker responds.
+
+    Nothing is checked if the source has its own kafka.bootstrap.servers.
+    """
     from kafkalite.cli import connect
 
     if any(name.lower() == "kafka.bootstrap.servers" for name in declared.source.options):
@@ -431,8 +444,8 @@ def _check_topics(declared: Any) -> None:
 def _stoppable() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether Ctrl-C or SIGTERM was received.
 
-    A second signal raises KeyboardInterrupt. pyspark's own handler would fail the query, and an exception
-    during a call to the JVM breaks that call.
+    The first signal raises no exception, because that could break a running call to the JVM. A second signal
+    raises KeyboardInterrupt. pyspark's own handler, which fails the query, is replaced during the block.
     """
     has_come = False
 
@@ -465,8 +478,9 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
 def warm_up() -> None:
     """Cache the Java classes that Spark loads, so that local runs start in half the time.
 
-    Takes half a minute and 200 MB, in ~/.cache/kafkalite/spark or in KAFKALITE_SPARK_CACHE. The
-    directory may be removed at any time. Repeat it after an update of Java or pyspark.
+    This takes half a minute, and 200 MB in ~/.cache/kafkalite/spark or in the directory
+    KAFKALITE_SPARK_CACHE. The directory may be removed at any time. Repeat the command after an update of
+    Java or pyspark.
     """
     part("runner").require_spark()
     fast_start = _fast_start()

@@ -15,7 +15,18 @@ from typing import Any, Final, Self
 
 import click
 
-from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, rows_of, write
+from kafkalite.cli.output import (
+    Column,
+    coloured,
+    json_text,
+    pick,
+    plural,
+    print_document,
+    print_listing,
+    rows_of,
+    write,
+)
+from kafkalite.log_fields import escaped
 
 _REPAINT_SECONDS: Final = 0.2
 _TICK_SECONDS: Final = 1.0
@@ -34,7 +45,7 @@ _COLUMNS: Final = (
 
 
 class Watcher:
-    """Receives every event of a running pipeline. On a terminal, it repaints one line on stderr."""
+    """Prints the progress and the rows of a running pipeline. On a terminal, the progress is one line."""
 
     def __init__(self, output: str = "table", *, is_quiet: bool = False, stream: Any = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -56,7 +67,10 @@ class Watcher:
             self._paint(text)
 
     def begin(self, text: str) -> None:
-        """Show the current step: repaint the line on a terminal, else print a new line."""
+        """Show the current step: on a terminal in the progress line, otherwise in a new line.
+
+        If ``is_quiet``, print nothing.
+        """
         if self._is_painted:
             self._paint(text)
         elif not self._is_quiet:
@@ -119,7 +133,7 @@ class Watcher:
             if self._output == "json":
                 self.rows += documents
             else:
-                write("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in documents))
+                write("".join(json_text(each) + "\n" for each in documents))
             return
         write(f"-- batch {shown.batch_id}, {shown.query}\n")
         columns = [Column(str(number), name) for number, name in enumerate(shown.columns)]
@@ -141,10 +155,13 @@ class Watcher:
 
 
 def _cell(value: str | None) -> str:
-    """Return the value on one line, without control characters."""
+    """Return the value on one line, with control characters escaped, truncated to _MAX_CELL characters.
+
+    None, SQL's null value, becomes ``NULL``.
+    """
     if value is None:
         return "NULL"
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    text = escaped(value)
     return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"
 
 
@@ -160,7 +177,7 @@ def _batch_row(query: Any, batch: Any) -> dict[str, Any]:
 
 
 def report_row(report: Any) -> dict[str, Any]:
-    """Return the report as a JSON document."""
+    """Convert the report to a JSON document."""
     return {
         "pipeline": report.run.pipeline.name,
         "was_stopped": report.was_stopped,
@@ -170,7 +187,7 @@ def report_row(report: Any) -> dict[str, Any]:
 
 
 def print_report(report: Any, output: str, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Print the report. The ``rows`` of console sinks are part of the JSON document."""
+    """Print the report. With -o json, the document contains ``rows``, the rows of console sinks."""
     if output in {"json", "jsonl"}:
         shown = {"rows": list(rows)} if output == "json" else {}
         print_document(report_row(report) | shown, output)

@@ -1,4 +1,4 @@
-"""Prints records for ``kl consume`` and ``kl fetch``: value, json, jsonl, table, or a format. Pure."""
+"""Converts records to the output of ``kl consume``: value, json, jsonl, table, or a format. Pure."""
 
 # Tests: tests/cli/test_output.py
 
@@ -84,7 +84,10 @@ def for_eyes(data: bytes | None, most: int) -> str:
 
 
 def make_printer(output: str, text_format: str | None) -> Printer:
-    """Return the printer for an output format. Raises UsageError for an invalid ``text_format``."""
+    """Return the printer for ``text_format`` or, if that is None, for the output format ``output``.
+
+    Raises UsageError for an invalid ``text_format``.
+    """
     if text_format is not None:
         try:
             return Printer(compile_format(text_format))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 
 from kafkalite.cli import connect, invocation
+from kafkalite.cli.argument_types import ANY_BYTES
 from kafkalite.cli.client_warnings import installed, print_line
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import PartialFailureError, TimedOutError, UsageError
@@ -60,7 +61,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_header(text: str) -> tuple[str, bytes | None]:
-    """Parse ``name=value``. A ``name`` alone has a null value."""
+    """Parse ``name=value``. A ``name`` alone has a null value. Raises UsageError without a name."""
     name, equals, value = text.partition("=")
     if not name:
         raise UsageError(f"header {text!r} has no name; write -H name=value")
@@ -93,10 +94,18 @@ Binary data is {"b64":"…"}; only "value" is required, and may be null."""
     show_default=True,
     help="Input format.",
 )
-@click.option("-k", "--key", help="The key of every record.")
-@click.option("-K", "--key-separator", metavar="TEXT", help=r"Split lines at TEXT into key and value.")
+@click.option("-k", "--key", type=ANY_BYTES, help="The key of every record.")
 @click.option(
-    "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record."
+    "-K", "--key-separator", type=ANY_BYTES, metavar="TEXT", help=r"Split lines at TEXT into key and value."
+)
+@click.option(
+    "-H",
+    "--header",
+    "headers",
+    multiple=True,
+    type=ANY_BYTES,
+    metavar="NAME=VALUE",
+    help="A header for every record.",
 )
 @invocation.number_option("-p", "--partition", help="The partition of every record.", minimum=0)
 @click.option("--any-partition", is_flag=True, help="Ignore the partitions in JSON lines.")
@@ -196,7 +205,7 @@ def _as_bytes(text: str | None) -> bytes | None:
 
 
 def _add_place(error: RecordTooLargeError, block: Block, limit_bytes: int) -> None:
-    """Replace the index in the message of ``error`` by the place of the record in the input."""
+    """Change the message of ``error`` to name the place of the first too large record in the input."""
     from kafkalite.client.producer.pending_batch import BATCH_OVERHEAD_BYTES, record_size
 
     for index, value in enumerate(block.values):
@@ -227,7 +236,7 @@ class _Job:
 
     @property
     def acknowledged(self) -> str:
-        """The number of records and their state as text, such as ``3 records acknowledged``."""
+        """The number of records and their state, as text such as ``3 records acknowledged``."""
         if self._producer is None or self.fate not in {_ACKNOWLEDGED, _ABORTED}:
             return f"{plural(self.sent_count, 'record')} {self.fate}"
         text = f"{plural(self._acknowledged_count, 'record')} {_ACKNOWLEDGED}"
@@ -320,16 +329,19 @@ class _Job:
             bar.advance_records(sum(len(block.values) for block in blocks))
 
     async def _missing(self, current: Invocation, blocks: list[Block]) -> set[str]:
-        """Return the topics of ``blocks`` that do not exist, so that sending creates them."""
+        """Return the topics of ``blocks`` that do not exist yet.
+
+        A topic is looked up only once. With --quiet, no topic is looked up.
+        """
         unknown = {block.topic for block in blocks} - self._looked_up
         self._looked_up |= unknown
         return await missing_topics(current, unknown) if unknown and not self.quiet else set()
 
     def _judge(self, blocks: list[Block], outcomes: list[Any]) -> None:
-        """Count the acknowledged and failed records of ``blocks``. ``outcomes`` has one entry per block.
+        """Count the sent and failed records of ``blocks``. ``outcomes`` has one entry per block.
 
-        If records failed, raises PartialFailureError if earlier records were acknowledged, otherwise the
-        first error.
+        If blocks failed, raises the error of the first failed block. If that error is a KafkaliteError and
+        any record was acknowledged, raises PartialFailureError instead.
         """
         failures: list[BaseException] = []
         for block, outcome in zip(blocks, outcomes, strict=True):

@@ -10,7 +10,7 @@ class Progress:
     """A progress bar that shows nothing. The base class of ``_Bar``."""
 
     def tell(self, line: str) -> None:
-        """Print a line on stderr, above the bar."""
+        """Print a line on stderr, above the bar if one is shown."""
         sys.stderr.write(f"{line}\n")
 
     def advance_bytes(self, count: int) -> None:
@@ -72,7 +72,10 @@ class _Bar(Progress):
 def bar_on(
     stream: Any, title: str, *, total_bytes: int | None = None, total_records: int | None = None
 ) -> Progress:
-    """Return a progress bar on ``stream``, empty unless ``stream`` is a terminal and rich is installed."""
+    """Return a progress bar on ``stream``.
+
+    It shows nothing unless ``stream`` is a terminal and rich is installed.
+    """
     if not stream.isatty():
         return Progress()
     try:

@@ -45,7 +45,7 @@ def _entity_options(command: F) -> F:
 
 
 def _entity(options: dict[str, Any]) -> QuotaEntity:
-    """Return the entity that the options name. Raises UsageError."""
+    """Return the entity that the options name. Raises UsageError if they name none or are invalid."""
     names: dict[str, str] = {}
     for field in QuotaEntity._fields:
         name, is_default = options[field], options[f"default_{field}"]
@@ -75,8 +75,8 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Let the broker check the request, change nothing.")
 @client_options
 def set_(changes: tuple[str, ...], dry_run: bool, **options: Any) -> None:
-    """Set quotas: producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate;
-    of an address connection_creation_rate."""
+    """Set quotas: producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate or,
+    for an address, connection_creation_rate."""
     entity = _entity(options)
     wanted: dict[str, float | None] = {}
     for key, text in parse_settings(changes, _EXAMPLE).items():
@@ -85,7 +85,7 @@ def set_(changes: tuple[str, ...], dry_run: bool, **options: Any) -> None:
         except ValueError:
             raise UsageError(f"{key}={text}: {text!r} is no number", hint=f"for example {_EXAMPLE}") from None
     connect.ask_admin(lambda admin: admin.alter_client_quotas(entity, wanted, validate_only=dry_run))
-    click.echo(f"{_words(entity)}: {', '.join(wanted)} {'would be set' if dry_run else 'set'}")
+    click.echo(f"{entity}: {', '.join(wanted)} {'would be set' if dry_run else 'set'}")
 
 
 @quota.command(
@@ -106,15 +106,14 @@ def unset(keys: tuple[str, ...], **options: Any) -> None:
         missing = [key for key in keys if key not in present]
         if missing or not present:
             raise NotFoundError(
-                f"{_words(entity)} has no quota" + (f" {', '.join(missing)}" if missing else ""),
-                hint="kl quota list",
+                f"{entity} has no quota" + (f" {', '.join(missing)}" if missing else ""), hint="kl quota list"
             )
         removed = list(keys or present)
         await admin.alter_client_quotas(entity, dict.fromkeys(removed))
         return removed
 
     removed = connect.ask_admin(main)
-    click.echo(f"{_words(entity)}: {', '.join(removed)} removed")
+    click.echo(f"{entity}: {', '.join(removed)} removed")
 
 
 @quota.command("list")
@@ -136,7 +135,7 @@ Examples:
 @click.option("--client-id", default="", metavar="NAME", help="The client's client.id.")
 @listing_options
 def describe(user: str, client_id: str) -> None:
-    """Describe the quotas that apply to a client, and whose quotas they are."""
+    """Describe the quotas that apply to a client, and the users or client ids that they are set for."""
     from kafkalite.metadata.client_quotas import CLIENT_KEYS, applied_quota
 
     quotas = connect.ask_admin(lambda admin: admin.describe_client_quotas())
@@ -153,9 +152,3 @@ def _row(entity: QuotaEntity, key: str, value: float) -> dict[str, Any]:
     names = {field: None if name is None else name or "(default)" for field, name in entity._asdict().items()}
     shown = int(value) if value.is_integer() else value
     return {**names, "key": key, "value": shown, "meaning": {**CLIENT_KEYS, **IP_KEYS}.get(key)}
-
-
-def _words(entity: QuotaEntity) -> str:
-    """Return ``user alice, default client id``."""
-    named = [(field.replace("_", " "), name) for field, name in entity._asdict().items() if name is not None]
-    return ", ".join(f"{kind} {name}" if name else f"default {kind}" for kind, name in named)

@@ -2,12 +2,13 @@
 
 ::
 
-    range  = bound [ ":" [bound] ] | ":" bound          in offsets; the right one is exclusive
-           | "@" time [ ":" [time | "end"] ] | "@:" time in times; the right one is exclusive
+    range  = bound [ ":" [bound] ] | ":" bound                       a range of offsets
+           | "@" time [ ":" [time | "end"] ] | "@:" (time | "end")   a range of times
     bound  = "start" | "end" | N | "+N" | "-N"           +N: N after the log start; -N: N before the log end
 
-A single ``+10`` or ``42`` has no end; ``:end`` stops at the log end at the time of resolution. Both
-times may be relative to now (``-1h``); a right-hand ``+5m`` is relative to the left time.
+The left bound is inclusive, and the right bound is exclusive. A range without a right bound has no end.
+``:end`` stops at the log end at the time of resolution. Both times may be relative to now (``-1h``). A right
+time such as ``+5m`` is relative to the left time, if there is one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class OffsetRange:
 
     @property
     def timestamps_ms(self) -> tuple[int, ...]:
-        """Return the timestamps among the bounds. ``resolve`` needs their offsets."""
+        """The timestamps among the bounds, in ms. ``resolve`` needs their offsets."""
         sides = (self.first, self.stop)
         return tuple(side.number for side in sides if side is not None and side.anchor is Anchor.TIME)
 
@@ -62,7 +63,7 @@ END: Final = Bound(Anchor.END)
 
 
 def parse_range(text: str, *, now_ms: int, zone: tzinfo | None = None) -> OffsetRange:
-    """Parse a range. Raises ValueError, whose message shows examples."""
+    """Parse a range. Raises ValueError for an invalid text, and as ``check_order``."""
     cleaned = text.strip()
     if cleaned.startswith("@"):
         found = _time_range(cleaned[1:], now_ms, zone)
@@ -79,7 +80,7 @@ def parse_range(text: str, *, now_ms: int, zone: tzinfo | None = None) -> Offset
 
 
 def check_order(wanted: OffsetRange) -> None:
-    """Raise ValueError if the range ends before it begins in every log."""
+    """Raise ValueError if both bounds have the same anchor, and ``stop`` is before ``first``."""
     first, stop = wanted.first, wanted.stop
     if stop is None or first.anchor is not stop.anchor:
         return
@@ -91,7 +92,10 @@ def check_order(wanted: OffsetRange) -> None:
 
 
 def parse_limit(text: str, *, now_ms: int, zone: tzinfo | None = None) -> Bound:
-    """Parse the value of ``--from`` or ``--to``: ``start``, ``end``, or a time with or without ``@``."""
+    """Parse the value of ``--from`` or ``--to``: ``start``, ``end``, or a time with or without ``@``.
+
+    Raises ValueError for another text.
+    """
     cleaned = text.strip()
     if cleaned in {"start", "end"}:
         return START if cleaned == "start" else END
@@ -109,10 +113,10 @@ def _bound(text: str) -> Bound | None:
 
 
 def _time_range(text: str, now_ms: int, zone: tzinfo | None) -> OffsetRange | None:
-    """Return the range in ``text``, one time or two times separated by a colon; None if it is neither.
+    """Return the range of times ``text``, from which ``@`` was removed; None if it is invalid.
 
-    One time is tried first, so that ``09:30`` is half past nine. Otherwise the first colon counts at which
-    both parts are valid.
+    If the whole text is a time, such as ``09:30``, the range has no end. Otherwise the text is split at the
+    first colon between two valid bounds. One of the two may be empty.
     """
     whole = _time(text, now_ms, zone)
     if whole is not None:

@@ -6,12 +6,12 @@ One object per record::
      "key":"k","value":"text","headers":[["name","value"]]}
 
 UTF-8 bytes are a string, other bytes are ``{"b64":"..."}``, null is ``null``. Headers are pairs,
-because their order matters and a name may repeat. A stream that is consumed and produced again keeps
-its keys, values, headers, timestamps and partitions; ``offset`` is ignored on input.
+because their order matters and a name may repeat. A record that is consumed and produced again keeps
+its key, value, headers, timestamp and partition; ``offset`` is ignored on input.
 
-Lines written by hand need only ``value``. A key or value may be any JSON, which is stored in its
-shortest form; headers may be an object, and a timestamp may be a string that ``kl offsets --at``
-accepts.
+Lines written by hand need only ``value``. A key or value may be any other JSON, which is stored as
+text without optional spaces; headers may be an object, and a timestamp may be a string that
+``kl offsets --at`` accepts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from kafkalite.cli.output import escape_json
 from kafkalite.model import NO_TIMESTAMP, Headers, Record
 
 FIELDS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
@@ -29,7 +30,7 @@ _KNOWN = frozenset(FIELDS)
 
 
 class Draft(NamedTuple):
-    """A record to produce. None means not given (topic, partition, timestamp) or null (key, value)."""
+    """A record to produce. None means that a field was not given or, for the key and value, is null."""
 
     topic: str | None
     partition: int | None
@@ -65,13 +66,14 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 def to_line(record: Record) -> bytes:
     """Return a record as one line of jsonl with its newline."""
-    return _encode(to_document(record)).encode() + b"\n"
+    return escape_json(_encode(to_document(record))).encode() + b"\n"
 
 
 def decode_bytes(document: Any, what: str) -> bytes | None:
-    """Return the bytes of a JSON value: of a string, of ``{"b64": ...}``, or of any other JSON as text.
+    """Return the bytes that a decoded JSON value stands for, or None for null.
 
-    JSON's null becomes None. ``what`` names the field in errors. Raises ValueError for invalid base64.
+    A string stands for its UTF-8 bytes, ``{"b64": ...}`` for the decoded bytes, and any other value for its
+    JSON text. ``what`` names the field in errors. Raises ValueError for invalid base64.
     """
     if document is None:
         return None
@@ -98,7 +100,7 @@ def _headers(document: Any) -> Headers:
 
 
 def from_document(document: Any, parse_timestamp: Callable[[str], int]) -> Draft:
-    """Return the record that a decoded line of jsonl describes. Raises ValueError with an explanation."""
+    """Return the record that a decoded line of jsonl describes. Raises ValueError for an invalid record."""
     if not isinstance(document, dict):
         raise ValueError(f"a record is a JSON object with the fields {', '.join(FIELDS)}")
     unknown = document.keys() - _KNOWN

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import click
 
 from kafkalite.cli import exit_codes, invocation
+from kafkalite.cli.argument_types import DirectoryPath
 from kafkalite.cli.config import parse_overrides
 from kafkalite.cli.exit_codes import ExistsAlreadyError, UsageError
 from kafkalite.cli.invocation import debug_option, output_option
@@ -57,7 +58,7 @@ Examples:
   kl server start -f kafkalite.toml --rejoin      once, after a disk was replaced"""
 )
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Settings in TOML.")
-@click.option("--data", type=click.Path(path_type=Path), help="The data directory: log.dirs.")
+@click.option("--data", type=DirectoryPath(path_type=Path), help="The data directory: log.dirs.")
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="One setting.")
 @click.option(
     "--log-format",
@@ -101,6 +102,8 @@ def start(
             hint="'kl dev' starts a broker in memory",
         )
     from kafkalite.cli.server_logging import configure
+    from kafkalite.cli.stdio import silence_stdout
+    from kafkalite.log_fields import Fields
     from kafkalite.parent_pipe import stop_with_parent
 
     stop_with_parent()
@@ -110,17 +113,22 @@ def start(
         from kafkalite import __version__
 
         addresses = ", ".join(broker.addresses)
-        click.echo(f"kafkalite {__version__}, node {settings.config.node_id}, is up on {addresses}")
+        try:
+            click.echo(f"kafkalite {__version__}, node {settings.config.node_id}, is up on {addresses}")
+        except OSError as error:  # the log has the line "broker started", and nothing else is printed
+            logger.warning("stdout not written %s", Fields(error=error))
+            silence_stdout()
 
     invocation.run(lambda: serve(settings.config, when_up))
 
 
 @server.command("format")
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Settings in TOML.")
-@click.option("--data", type=click.Path(path_type=Path), help="The data directory: log.dirs.")
+@click.option("--data", type=DirectoryPath(path_type=Path), help="The data directory: log.dirs.")
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="One setting.")
 @click.option("--cluster-id", help="The cluster to join.  [default: cluster.id, or a new one]")
 @invocation.number_option("--node-id", help="This node's number.  [default: node.id]", minimum=0)
+@click.option("--restore", is_flag=True, help="Write a lost or damaged node.json again; keep all data.")
 @click.option("--if-not-formatted", is_flag=True, help="Accept a directory that is already formatted.")
 @click.option("--dry-run", is_flag=True, help="Show the result, change nothing.")
 @debug_option
@@ -131,17 +139,33 @@ def format_directory(
     overrides: tuple[str, ...],
     cluster_id: str | None,
     node_id: int | None,
+    restore: bool,
     if_not_formatted: bool,
     dry_run: bool,
 ) -> None:
-    """Create a data directory with cluster id, node id and directory id."""
+    """Create a data directory with cluster id, node id and directory id.
+
+    --restore is for a node without peers whose node.json is lost or damaged. It needs --cluster-id and
+    --node-id.
+    """
+    from kafkalite.raft.intact_metadata import check_alone, read_intact_metadata
     from kafkalite.storage.disk import RealFileSystem
-    from kafkalite.storage.log_store import format_data_dir, read_identity
+    from kafkalite.storage.log_store import METADATA_POINT, format_data_dir, read_identity, restore_identity
 
     config = _load(file, overrides, data).config
     if config.log_dirs is None:
         raise UsageError("no data directory: give --data DIRECTORY, or log.dirs in the file")
     filesystem = RealFileSystem()
+    if restore:
+        if cluster_id is None or node_id is None or if_not_formatted or dry_run:
+            raise UsageError(
+                "--restore takes --cluster-id and --node-id",
+                hint="if the cluster id is lost, choose a new one",
+            )
+        state = read_intact_metadata(filesystem, f"{config.log_dirs}/{METADATA_POINT}", node_id)
+        check_alone(filesystem, config.log_dirs, node_id, state.identity)
+        restore_identity(filesystem, config.log_dirs, cluster_id=cluster_id, node_id=node_id)
+        if_not_formatted = True
     identity = read_identity(filesystem, config.log_dirs)
     if identity is not None and not if_not_formatted:
         raise ExistsAlreadyError(
@@ -169,9 +193,9 @@ def format_directory(
 async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None]]) -> None:
     """Run a broker until SIGTERM, SIGINT, SIGHUP or its own failure, then stop it cleanly.
 
-    ``when_up(broker)`` is awaited after each start. If a resource is exhausted, so that the broker cannot
-    start (R55) or fails (R54), it is started again after RESTART_INTERVAL_S. If it fails for another reason,
-    raises its error. A second signal ends the process at once.
+    ``when_up(broker)`` is awaited after each start. If the broker cannot start (R55) or fails (R54) because a
+    resource is exhausted, it is started again after RESTART_INTERVAL_S seconds. Any other error is raised.
+    After the first signal, SIGTERM or SIGINT ends the process at once.
     """
     import asyncio
 
@@ -197,7 +221,7 @@ async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None
 async def _serve_once(
     config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None]], stopped: asyncio.Future[Any]
 ) -> None:
-    """Run a broker until ``stopped`` completes or the broker fails. Raises the error of the failure."""
+    """Run a broker until ``stopped`` completes, or the broker fails. Raises the broker's error."""
     import asyncio
 
     from kafkalite.broker.broker import Broker
@@ -218,8 +242,8 @@ async def _serve_once(
 def stop_signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asyncio.Future[Any]]:
     """Yield a future that the first SIGTERM, SIGINT or SIGHUP completes.
 
-    At a second signal, ``before_exit`` is called and the process exits. A second SIGHUP is ignored, because a
-    closed terminal often sends two.
+    If SIGTERM or SIGINT arrives after that signal, ``before_exit`` is called and the process exits. SIGHUP is
+    ignored then, because a closed terminal often sends it twice.
     """
     import asyncio
 
@@ -247,7 +271,10 @@ def stop_signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asy
 
 
 async def finishes_first(work: Coroutine[Any, Any, object], stopped: asyncio.Future[Any]) -> bool:
-    """Run ``work`` and return True, or cancel ``work`` and return False when ``stopped`` completes."""
+    """Run ``work`` until it finishes or ``stopped`` completes. Return True if it finished.
+
+    Otherwise cancel ``work`` and return False. Raises the exception of ``work``.
+    """
     import asyncio
 
     task = asyncio.ensure_future(work)

@@ -24,7 +24,7 @@ PEER_INTERVAL_S: Final = 10.0
 
 
 def configure(level: str = "info", log_format: LogFormat | None = None, stream: TextIO | None = None) -> None:
-    """Send every log record of the process to ``stream`` (default: stderr).
+    """Send the process's log records of at least ``level`` to ``stream`` (default: stderr).
 
     If ``log_format`` is None, it is console on a terminal and JSON elsewhere. Replaces any earlier
     configuration.
@@ -64,8 +64,8 @@ def configure(level: str = "info", log_format: LogFormat | None = None, stream: 
 class PeerLineLimit(logging.Filter):
     """Limits the lines that name a peer to PEER_LINES per event in PEER_INTERVAL_S seconds.
 
-    Any client can cause such lines. The event's first line in the next interval states the number of omitted
-    lines as ``omitted``.
+    Lines with the same logger, message and level belong to the same event. Any client can cause such lines.
+    The event's next line after the interval states the number of omitted lines as ``omitted``.
     """
 
     def __init__(self) -> None:

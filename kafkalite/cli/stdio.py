@@ -27,7 +27,7 @@ _CLOSED: Final = "stdout was closed"
 
 
 async def file_chunks(path: Path) -> AsyncIterator[bytes]:
-    """Yield the bytes of a file, or of stdin for ``-``, as they arrive. Raises OSError."""
+    """Yield the bytes of a file, or of stdin if ``path`` is ``-``, as they arrive. Raises OSError."""
     if str(path) != "-":
         with path.open("rb") as stream:
             while chunk := stream.read(CHUNK_BYTES):
@@ -74,6 +74,16 @@ async def _threaded_chunks(descriptor: int) -> AsyncIterator[bytes]:
         yield item
 
 
+def silence_stdout() -> None:
+    """Redirect stdout to /dev/null, so that the flush at exit does not fail: the failure is reported."""
+    try:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+    except (OSError, ValueError):  # stdout has no file descriptor
+        return
+
+
 @contextmanager
 def printing(printer: Printer) -> Iterator[Callable[[Sequence[Record]], None]]:
     """Print the head on entry and the tail on exit. Yield a function that prints records and flushes."""
@@ -92,12 +102,18 @@ def printing(printer: Printer) -> Iterator[Callable[[Sequence[Record]], None]]:
 
 
 async def until_pipe_closes(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work``. When the reader of stdout closes the pipe, cancel ``work`` and raise BrokenPipeError.
+    """Run ``work``. If the reader of stdout closes the pipe, cancel ``work`` and raise BrokenPipeError.
 
-    So ``kl consume events | head -1`` ends when head ends, not only when the next event is written.
+    So ``kl consume events | head -1`` ends when head ends, not only when the next event is written. Raises
+    OSError at once if stdout is closed or open only for reading.
     """
     import asyncio
 
+    try:
+        os.write(sys.stdout.fileno(), b"")
+    except OSError:
+        work.close()
+        raise
     task = asyncio.current_task()
     assert task is not None, "called from a task"
     _watch_stdout(lambda: task.cancel(_CLOSED))
@@ -110,7 +126,7 @@ async def until_pipe_closes(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _watch_stdout(on_closed: Callable[[], object]) -> None:
-    """Call ``on_closed`` on the loop when the reader of stdout is gone, if stdout is a pipe or socket."""
+    """If stdout is a pipe or socket, call ``on_closed`` on the loop when its reader closes it."""
     import asyncio
 
     descriptor = sys.stdout.fileno()

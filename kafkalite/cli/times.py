@@ -1,4 +1,4 @@
-"""Parses times as people write them. Pure: the current time and the time zone are arguments.
+"""Parses times as people write them, and formats times.
 
 A time without a zone is local time, as in ``date`` and ``journalctl --since``.
 """
@@ -65,7 +65,7 @@ def _to_ms(moment: datetime, zone: tzinfo | None) -> int:
 
 
 def format_time(timestamp_ms: int) -> str:
-    """Return milliseconds since the epoch as RFC 3339 in UTC; ``-`` if there is no time or it is invalid."""
+    """Return milliseconds since the epoch as RFC 3339 in UTC; ``-`` for a negative or too large number."""
     if timestamp_ms < 0:
         return "-"
     try:

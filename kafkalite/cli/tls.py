@@ -46,8 +46,8 @@ def dev_certs(
 ) -> None:
     """Make an authority and certificates in DIR, for development only.
 
-    A second run issues more certificates of the same authority. NAME.pem has the key and the certificate of
-    NAME, and ca.pem the certificate of the authority.
+    NAME.pem contains the key and the certificate of NAME. ca.pem contains the certificate of the authority. A
+    second run uses the same authority, and replaces only certificates of the same names.
     """
     from kafkalite.transport.dev_certificates import CA_CERTIFICATE, make_dev_certificates
 

@@ -1,4 +1,4 @@
-"""``kl topic``: create, list, describe, alter, delete, delete-records."""
+"""``kl topic``: creates, lists, describes, alters and deletes topics, and deletes records."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from kafkalite.model import TopicPartition
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.cluster.client import ClusterClient
 
 _MIN_INSYNC: Final = "min.insync.replicas"
 
@@ -78,7 +79,8 @@ async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -
 def _raise_any(failures: list[KafkaliteError], count: int) -> None:
     """Raise the first failure if all ``count`` topics failed, and PartialFailureError if only some failed.
 
-    The first of several failures was printed, so its message becomes the number of failures.
+    If ``count`` is above 1, each failure was printed before. Therefore the message of the raised error is
+    only the number of failures.
     """
     if failures and len(failures) == count:
         if count > 1:
@@ -90,8 +92,8 @@ def _raise_any(failures: list[KafkaliteError], count: int) -> None:
 
 
 def _warn_if_unreachable(name: str, min_insync: str | None, replicas: int) -> None:
-    """Print a warning if ``min.insync.replicas`` is more than the number of replicas. The broker accepts it,
-    as Kafka does."""
+    """Print a warning if ``min.insync.replicas`` is more than the number of replicas. The broker accepts
+    such a value, as Kafka does."""
     if min_insync is not None and int(min_insync) > replicas:
         invocation.say(
             f"{name}: min.insync.replicas {min_insync} is more than its {plural(replicas, 'replica')}: every"
@@ -160,7 +162,7 @@ def create(
 @click.option("--internal", is_flag=True, help="Include internal topics such as __consumer_offsets.")
 @listing_options
 def list_topics(names: tuple[str, ...], internal: bool) -> None:
-    """List topics: all, or those of a NAME or a PATTERN (a regular expression)."""
+    """List topics, by default all except internal topics. A PATTERN is a regular expression."""
 
     async def main(admin: Admin) -> list[dict[str, Any]]:
         wanted = await matching_topics(admin, names) if names else None
@@ -191,7 +193,7 @@ def list_topics(names: tuple[str, ...], internal: bool) -> None:
 
 
 async def _sizes(admin: Admin) -> dict[str, int] | None:
-    """Return {topic: bytes of all its replicas}, or None if a broker does not respond."""
+    """Return {topic: bytes of all its replicas}, or None if the request to a broker fails."""
     try:
         logs = await admin.describe_log_dirs()
     except KafkaliteError:
@@ -263,7 +265,12 @@ Examples:
 @click.argument("name", required=False, shell_complete=complete_topics)
 @invocation.number_option("-p", "--partitions", help="The new number, above the current one.")
 @invocation.number_option(
-    "-r", "--replication-factor", help="Refused if it differs: the number of replicas is fixed at creation."
+    "-r",
+    "--replication-factor",
+    help="The new number of replicas: some are added, or removed, those in sync last.",
+)
+@click.option(
+    "--allow-replication-factor-change", is_flag=True, help="Accept fewer replicas than now: copies are lost."
 )
 @_config_option("Change a setting.")
 @click.option(
@@ -279,39 +286,52 @@ def alter(
     name: str | None,
     partitions: int | None,
     replication_factor: int | None,
+    allow_replication_factor_change: bool,
     configs: tuple[str, ...],
     unset: tuple[str, ...],
     dry_run: bool,
 ) -> None:
-    """Change a topic's settings or its number of partitions."""
+    """Change a topic's settings, its number of partitions or of replicas."""
     (wanted,) = topic_names((name,) if name else ())
     changes = invocation.parse_changes(configs, unset, "-c retention.ms=7d")
     if partitions is None and replication_factor is None and not changes:
-        raise UsageError("nothing to change: give -c NAME=VALUE, --unset NAME or -p COUNT")
-    connect.ask_admin(
-        lambda admin: _alter(admin, wanted, partitions, replication_factor, changes, dry_run=dry_run)
-    )
+        raise UsageError("nothing to change: give -c NAME=VALUE, --unset NAME, -p COUNT or -r COUNT")
+    if replication_factor is not None:
+        may_lower = allow_replication_factor_change
+        connect.ask_cluster(
+            lambda client: _replicate(client, wanted, replication_factor, may_lower, dry_run=dry_run)
+        )
+    connect.ask_admin(lambda admin: _alter(admin, wanted, partitions, changes, dry_run=dry_run))
+
+
+async def _replicate(
+    client: ClusterClient, name: str, factor: int, may_lower: bool, *, dry_run: bool
+) -> None:
+    """Begin to give each partition of the topic ``factor`` replicas."""
+    from kafkalite.cli.cluster_reassign import alter, planned
+    from kafkalite.client.admin.cluster_health import look
+
+    targets = await planned(client, [name], None, factor)
+    view = await look(client)
+    counts = [len(each.state.replicas) for each in view.partitions if each.name.topic == name]
+    if any(count > factor for count in counts) and not may_lower:
+        raise UsageError(
+            f"{name} has {max(counts)} replicas, and {factor} are fewer: copies of acknowledged records would"
+            " be deleted",
+            hint="add --allow-replication-factor-change if that is what you want",
+        )
+    if dry_run:
+        click.echo(f"{name}: {plural(len(targets), 'partition')} would get {factor} replicas (dry run)")
+    elif targets:
+        await alter(client, targets, may_change_factor=True)
 
 
 async def _alter(
-    admin: Admin,
-    name: str,
-    partitions: int | None,
-    replication_factor: int | None,
-    changes: dict[str, str | None],
-    *,
-    dry_run: bool,
+    admin: Admin, name: str, partitions: int | None, changes: dict[str, str | None], *, dry_run: bool
 ) -> None:
     would = " (dry run)" if dry_run else ""
     (before,) = await admin.describe_topics([name])
     current_factor = len(before.partitions[0].replicas)
-    if replication_factor not in (None, current_factor):
-        raise UsageError(
-            f"the replication factor of {name} is {current_factor} and can't be changed to "
-            f"{replication_factor}: replicas are assigned when a topic is created",
-            hint=f"create another topic with -r {replication_factor}, and copy the records: "
-            f"kl consume {name} -e -o jsonl | kl produce OTHER -i jsonl",
-        )
     if changes:
         old = await admin.describe_configs("topic", name)
         await admin.alter_configs("topic", name, changes, validate_only=dry_run)
@@ -356,7 +376,7 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, dry_run: bool) ->
 async def _weigh(admin: Admin, names: tuple[str, ...]) -> tuple[dict[str, str], dict[str, KafkaliteError]]:
     """Return ({topic: a text such as ``2 partitions, 10 records``}, {missing topic: error}).
 
-    ``names`` may be patterns.
+    ``names`` may contain patterns.
     """
     found: dict[str, str] = {}
     missing: dict[str, KafkaliteError] = {}
@@ -395,7 +415,7 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
 @listing_options
 def delete_records(name: str, before_text: str, wanted: tuple[int, ...], yes: bool, dry_run: bool) -> None:
-    """Delete the first records of TOPIC's partitions, up to an offset or a time."""
+    """Delete the records of TOPIC's partitions before an offset or a time."""
     kept = _first_kept(before_text)
 
     async def plan(admin: Admin) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ _LOG_DIRS_TIMEOUT_MS: Final = 2_000
 
 
 def _shown_lag(lag: dict[str, int]) -> str:
-    """Return a text such as ``3:120``, node 3 is 120 records behind; ``0`` if no follower is behind."""
+    """Return a text such as ``3:120`` (node 3 is 120 records behind), or ``0`` if no follower is behind."""
     return ",".join(f"{node_id}:{records}" for node_id, records in lag.items() if records) or "0"
 
 
@@ -85,7 +85,7 @@ async def _topic(client: ClusterClient, name: str) -> TopicMetadata:
 
 
 async def _logs(client: ClusterClient, name: str) -> Logs:
-    """Return the replicas of each live broker. Brokers that do not respond are omitted."""
+    """Return the logs of the topic on each broker. Brokers that do not return them in time are omitted."""
 
     import asyncio
 
@@ -104,7 +104,7 @@ async def _logs(client: ClusterClient, name: str) -> Logs:
 
 
 def _partition(state: PartitionMetadata, extent: Extent | None, logs: Logs) -> dict[str, Any]:
-    """Return a partition's row: the leader's sizes, and each follower's lag behind its log end. Pure."""
+    """Return a partition's row, with the leader's sizes and each follower's lag behind the leader. Pure."""
     own = {
         node_id: logs[node_id, state.partition]
         for node_id in state.replicas
@@ -138,9 +138,10 @@ def _partition(state: PartitionMetadata, extent: Extent | None, logs: Logs) -> d
 
 
 def only_partitions(documents: Sequence[dict[str, Any]], problems: Sequence[str]) -> list[dict[str, Any]]:
-    """Return ``documents``, omitting partitions that have none of the ``problems``. Pure.
+    """Return ``documents`` without partitions that have none of the ``problems``. Pure.
 
-    ``problems`` are "leaderless" and "under_replicated"; if empty, nothing is omitted.
+    Documents without remaining partitions are omitted. ``problems`` contains "leaderless",
+    "under_replicated" or both. If it is empty, ``documents`` are returned unchanged.
     """
     if not problems:
         return list(documents)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kafkalite.cli import connect, invocation
+from kafkalite.cli.argument_types import TRANSACTIONAL_ID
 from kafkalite.cli.completion import complete_topics, complete_transactional_ids
 from kafkalite.cli.exit_codes import UsageError
 from kafkalite.cli.invocation import client_options, duration_ms, listing_options
@@ -89,7 +90,9 @@ def list_(states: tuple[str, ...], open_for: int) -> None:
 
 
 @txn.command()
-@click.argument("name", metavar="TRANSACTIONAL_ID", shell_complete=complete_transactional_ids)
+@click.argument(
+    "name", type=TRANSACTIONAL_ID, metavar="TRANSACTIONAL_ID", shell_complete=complete_transactional_ids
+)
 @listing_options
 def describe(name: str) -> None:
     """Describe a transactional id, or a transaction group by its application id."""
@@ -140,14 +143,21 @@ Examples:
                                     one found by 'kl txn find-hanging'"""
 )
 @click.argument(
-    "name", metavar="[TRANSACTIONAL_ID]", required=False, shell_complete=complete_transactional_ids
+    "name",
+    type=TRANSACTIONAL_ID,
+    metavar="[TRANSACTIONAL_ID]",
+    required=False,
+    shell_complete=complete_transactional_ids,
 )
 @click.option("--hanging", metavar="TOPIC-PARTITION", help="The partition of a hanging transaction.")
 @click.option("--producer", "producer_id", type=int, metavar="ID", help="The producer id for --hanging.")
 @click.option("--start-offset", type=int, metavar="N", help="The first offset for --hanging.")
 @client_options
 def abort(name: str | None, hanging: str | None, producer_id: int | None, start_offset: int | None) -> None:
-    """Abort an open transaction, and fence its producer."""
+    """Abort the open transaction of TRANSACTIONAL_ID, and fence its producer.
+
+    With --hanging, abort a hanging transaction instead.
+    """
     where = _hanging(name, hanging, producer_id, start_offset)
 
     async def main(admin: Admin) -> None:
@@ -188,7 +198,7 @@ def _hanging(
             raise UsageError("no transaction given: name a TRANSACTIONAL_ID, or --hanging TOPIC-PARTITION")
         return None
     topic, _, partition = hanging.rpartition("-")
-    if name is not None or not topic or not partition.isdigit():
+    if name is not None or not topic or not partition.isdecimal():
         raise UsageError("--hanging takes TOPIC-PARTITION, without a TRANSACTIONAL_ID")
     if producer_id is None or start_offset is None:
         raise UsageError(
@@ -207,8 +217,8 @@ Examples:
 def retire(name: str) -> None:
     """Let the brokers forget a transaction group whose last batch is done.
 
-    The brokers keep the last batch of every application, so that a restarted driver does not write it
-    twice. A retired application is forgotten after transactional.id.expiration.ms without use.
+    The brokers remember the last batch id of every transaction group, so that a restarted driver does not
+    write that batch twice. A retired group is forgotten after transactional.id.expiration.ms without use.
     """
 
     last = connect.ask_admin(lambda admin: admin.retire_transaction_group(name))

@@ -14,10 +14,12 @@ from kafkalite.cli.exit_codes import ExistsAlreadyError, UsageError
 from kafkalite.cli.invocation import client_options, listing_options
 from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import Column, print_listing
+from kafkalite.cli.this_node import own_config
 from kafkalite.client.admin.credentials import MECHANISMS
 from kafkalite.security.scram import DEFAULT_ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS
 
 if TYPE_CHECKING:
+    from kafkalite.broker.config import BrokerConfig
     from kafkalite.client.admin.admin import Admin
 
 _COLUMNS: Final = (Column("name", "USER"), Column("mechanisms", "MECHANISMS"))
@@ -51,14 +53,34 @@ def _password_options(function: Any) -> Any:
                 show_default=True,
                 help="The cost of guessing a password from a stolen credential.",
             ),
+            click.option(
+                "--this-node",
+                is_flag=True,
+                help="Log in to the node that --file and this environment configure with its cluster.secret, "
+                "not as a user: for the first user.",
+            ),
+            click.option(
+                "-f", "--file", type=click.Path(path_type=Path), help="This node's settings in TOML."
+            ),
         )
     ):
         function = option(function)
     return function
 
 
+def _node(is_used: bool, file: Path | None) -> BrokerConfig | None:
+    """Return the settings of this node if ``is_used``, otherwise None.
+
+    Raises UsageError if ``file`` is given although ``is_used`` is False. Raises ConfigError for invalid
+    settings.
+    """
+    if file is not None and not is_used:
+        raise UsageError("--file has the settings of this node: add --this-node")
+    return own_config(file) if is_used else None
+
+
 def _password(file: str | None) -> str:
-    """Return the password from a file, standard input, or a prompt. Raises UsageError without one."""
+    """Return the password from a file, standard input, or a prompt. Raises UsageError if there is none."""
     if file is None and not sys.stdin.isatty():
         raise UsageError("no password: add --password-file FILE, or '-' to read it from standard input")
     if file is None:
@@ -76,13 +98,22 @@ def _password(file: str | None) -> str:
 Examples:
   kl user add alice                              asks for the password
   kl user add alice --password-file alice.txt
-  pass show kafka/alice | kl user add alice --password-file -"""
+  pass show kafka/alice | kl user add alice --password-file -
+  kl user add admin --this-node -f node.toml     the first user, on a node's machine"""
 )
 @click.argument("name", metavar="USER")
 @_password_options
 @client_options
-def add(name: str, password_file: str | None, mechanisms: Sequence[str], iterations: int) -> None:
+def add(
+    name: str,
+    password_file: str | None,
+    mechanisms: Sequence[str],
+    iterations: int,
+    this_node: bool,
+    file: Path | None,
+) -> None:
     """Add a user."""
+    node = _node(this_node, file)
     password = _password(password_file)
 
     async def main(admin: Admin) -> None:
@@ -94,7 +125,7 @@ def add(name: str, password_file: str | None, mechanisms: Sequence[str], iterati
             name, password, mechanisms=mechanisms or MECHANISMS, iterations=iterations
         )
 
-    connect.ask_admin(main)
+    connect.ask_admin(main, this_node=node)
     invocation.say(f"user {name!r} added")
 
 
@@ -102,8 +133,16 @@ def add(name: str, password_file: str | None, mechanisms: Sequence[str], iterati
 @click.argument("name", metavar="USER")
 @_password_options
 @client_options
-def rotate(name: str, password_file: str | None, mechanisms: Sequence[str], iterations: int) -> None:
-    """Set another password of a user, for the mechanisms that it has."""
+def rotate(
+    name: str,
+    password_file: str | None,
+    mechanisms: Sequence[str],
+    iterations: int,
+    this_node: bool,
+    file: Path | None,
+) -> None:
+    """Set another password of a user, by default for the mechanisms that the user has."""
+    node = _node(this_node, file)
     password = _password(password_file)
 
     async def main(admin: Admin) -> None:
@@ -111,7 +150,7 @@ def rotate(name: str, password_file: str | None, mechanisms: Sequence[str], iter
         chosen = mechanisms or tuple(present)
         await admin.set_user_password(name, password, mechanisms=chosen, iterations=iterations)
 
-    connect.ask_admin(main)
+    connect.ask_admin(main, this_node=node)
     invocation.say(f"user {name!r} has another password")
 
 

@@ -1,7 +1,7 @@
 """Checks the arguments of the clients' methods. Pure.
 
-Type checkers find wrong arguments, but notebooks and scripts run without one. Each check returns the argument
-or raises ClientError, which names the argument and shows a valid one.
+Type checkers find wrong arguments, but notebooks and scripts run without one. Each ``checked_…`` function
+returns its argument, possibly converted, or raises ClientError with the wrong value.
 """
 
 # Tests: tests/client/test_wrong_arguments.py
@@ -21,7 +21,10 @@ _A_PARTITION: Final = 'TopicPartition("orders", 0)'
 
 
 def checked_partition(tp: object) -> TopicPartition:
-    """Return ``tp``, a TopicPartition or a (topic, partition) pair. Raises ClientError if it is neither."""
+    """Return ``tp``, a TopicPartition or a pair (topic, partition), as a TopicPartition.
+
+    Raises ClientError if it is neither.
+    """
     if (
         isinstance(tp, tuple | list)
         and len(tp) == 2
@@ -33,7 +36,10 @@ def checked_partition(tp: object) -> TopicPartition:
 
 
 def checked_partitions(tps: object) -> list[TopicPartition]:
-    """Return ``tps``, a collection of partitions or of pairs, as a list. Raises ClientError."""
+    """Return ``tps``, an iterable of TopicPartitions or pairs, as a list of TopicPartitions.
+
+    Raises ClientError for anything else, such as a single TopicPartition.
+    """
     example = f"[{_A_PARTITION}]"
     if isinstance(tps, TopicPartition):
         raise ClientError(f"{tps!r} is not a list of partitions", hint=f"for example {example}")
@@ -41,15 +47,15 @@ def checked_partitions(tps: object) -> list[TopicPartition]:
 
 
 def checked_names(names: object) -> list[str]:
-    """Return ``names`` as a list. Raises ClientError for a str, whose characters would be taken as names."""
+    """Return ``names``, an iterable of str, as a list. Raises ClientError for a str and for other types."""
     example = f"[{names!r}]" if isinstance(names, str) else '["orders"]'
     return [checked_name("name", name) for name in checked_list("names", names, example)]
 
 
 def checked_list(what: str, items: object, example: str) -> list[Any]:
-    """Return ``items`` as a list. Raises ClientError if ``items`` is a str or not iterable.
+    """Return ``items`` as a list. Raises ClientError if ``items`` is a str, bytes, or not iterable.
 
-    The error names the items ``what`` (such as ``partitions``), and its hint shows ``example``.
+    In the error, ``what`` is the noun for the items, such as ``partitions``, and ``example`` is a valid list.
     """
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise ClientError(f"{items!r} is not a list of {what}", hint=f"for example {example}")
@@ -57,22 +63,32 @@ def checked_list(what: str, items: object, example: str) -> list[Any]:
 
 
 def checked_name(what: str, name: object) -> str:
-    """Return ``name``. Raises ClientError unless it is a str. ``what`` is, for example, ``topic``."""
+    """Return ``name``. Raises ClientError, whose message begins with ``what``, unless it is a str.
+
+    A str with surrogates, which UTF-8 can't encode, is refused too.
+    """
     if isinstance(name, str):
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ClientError(f"{what} {name!r} is not UTF-8") from None
         return name
     hint = "only keys and values are bytes" if isinstance(name, bytes) else ""
     raise ClientError(f"{what} {name!r} is not a str", hint=hint)
 
 
 def checked_mapping(what: str, value: object, example: str) -> Mapping[Any, Any]:
-    """Return ``value``. Raises ClientError, which shows ``example``, unless it is a mapping."""
+    """Return ``value``. Raises ClientError, whose hint shows ``example``, unless it is a mapping."""
     if isinstance(value, Mapping):
         return value
     raise ClientError(f"{what} {value!r} is not a dict", hint=f"for example {example}")
 
 
 def checked_offsets(offsets: object) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return the mapping ``offsets`` as {partition: offset to commit}. Raises ClientError for wrong types."""
+    """Return {TopicPartition: OffsetAndMetadata} for a mapping whose values may also be int offsets.
+
+    Raises ClientError for other types.
+    """
     return {
         checked_partition(tp): at
         if isinstance(at, OffsetAndMetadata)
@@ -82,9 +98,9 @@ def checked_offsets(offsets: object) -> dict[TopicPartition, OffsetAndMetadata]:
 
 
 def checked_ints(what: str, numbers: object) -> dict[TopicPartition, int]:
-    """Return the mapping ``numbers`` as {partition: int}. Raises ClientError for wrong types.
+    """Return the mapping ``numbers`` as {TopicPartition: int}. Raises ClientError for wrong types.
 
-    ``what`` is the name of a number in the error.
+    ``what`` is the noun for one number in the error.
     """
     return {
         checked_partition(tp): checked_int(what, number)
@@ -107,7 +123,10 @@ def checked_count(what: str, value: Any) -> Any:
 
 
 def checked_interceptors(interceptors: object, base: type) -> list[Any]:
-    """Return ``interceptors`` as a list. Raises ClientError unless each has the methods of ``base``."""
+    """Return ``interceptors`` as a list.
+
+    Raises ClientError if one of them is a class, or lacks a public method of the class ``base``.
+    """
     found = checked_list("interceptors", interceptors, "[MyInterceptor()]")
     for each in found:
         if isinstance(each, type):
@@ -124,17 +143,18 @@ def checked_interceptors(interceptors: object, base: type) -> list[Any]:
 
 
 def checked_number(what: str, value: Any) -> Any:
-    """Return ``value``. Raises ClientError unless it is an int or a float other than NaN."""
+    """Return ``value``. Raises ClientError unless it is a real number other than NaN."""
     if hasattr(value, "__float__") and value == value:  # only NaN differs from itself
         return value
     raise ClientError(f"{what} {value!r} is not a number")
 
 
 def takes_one(example: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Decorate a constructor that takes one positional argument: if there are more, it raises ClientError.
+    """Decorate a constructor: raise ClientError if it is called with more than one positional argument.
 
-    A caller may pass both topics and servers, as to the clients of other libraries. The error's hint is
-    ``example`` with these in place of ``{topic}`` and ``{servers}``.
+    The error's hint is the call ``example``. In it, ``{topic}`` is replaced by the first topic among the
+    arguments, and ``{servers}`` by the addresses among them. If the arguments contain no topic or no address,
+    an example takes its place.
     """
 
     def decorate(init: Callable[P, None]) -> Callable[P, None]:
@@ -158,7 +178,10 @@ def takes_one(example: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
 
 
 def flat(arguments: Iterable[object]) -> list[object]:
-    """Return names, and the names in collections of names, as one list."""
+    """Return ``arguments`` as a list, in which the items of an iterable argument take its place.
+
+    A str and bytes are not taken apart.
+    """
     names: list[object] = []
     for each in arguments:
         if isinstance(each, Iterable) and not isinstance(each, str | bytes):
@@ -169,6 +192,6 @@ def flat(arguments: Iterable[object]) -> list[object]:
 
 
 def split_addresses(names: Iterable[object]) -> tuple[list[str], list[str]]:
-    """Return the topics and the addresses of brokers among ``names``. No topic has a colon in its name."""
+    """Return (topics, addresses of brokers) among ``names``. A str with a colon is an address."""
     found = [name for name in names if isinstance(name, str)]
     return [name for name in found if ":" not in name], [name for name in found if ":" in name]

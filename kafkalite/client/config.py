@@ -1,25 +1,29 @@
-"""Options of producer, consumer and admin, with Kafka's names, defaults and bounds; and parsed configs.
+"""Options of producer, consumer and admin, and the configs that are parsed from them.
 
-Each field of a config declares its option once: type, default, bounds and documentation. The option
-registries are made from the fields; parsing, documentation and error texts use the registries. The name of an
-option is ``linger.ms`` in a mapping and ``linger_ms`` as a keyword argument. The ``...Settings`` classes
-repeat the names only for type checkers.
+Options of Kafka's clients keep their names here. Each field of a config declares its option once:
+type, default, bounds and documentation. The option registries are made from the fields; parsing,
+documentation and error texts use the registries. An option has a dotted name, such as ``linger.ms``, and a
+Python name, ``linger_ms``. Mappings may use either, keyword arguments only the Python name. The
+``...Settings`` classes repeat the Python names for type checkers.
 """
+
+# Long because it is the one list of the options of all clients.
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
 from kafkalite.errors import ConfigError
 from kafkalite.limits import KIB, MAX_PAYLOAD_BYTES, MAX_TRANSACTIONAL_ID_LENGTH, MIB
-from kafkalite.model import Acks, IsolationLevel
+from kafkalite.model import HOST_WORDS, Acks, IsolationLevel, is_host_name
 from kafkalite.options import OptionRegistry, option_field, options_of
 from kafkalite.records.header import Codec
 from kafkalite.suggestions import did_you_mean
 from kafkalite.tls_options import (
+    OAUTHBEARER,
     PLAINTEXT,
     SASL_MECHANISMS,
     SECURITY_PROTOCOLS,
@@ -31,6 +35,9 @@ from kafkalite.tls_options import (
 
 _MAX_INT: Final = 2**31 - 1
 _MAX_LONG: Final = 2**63 - 1
+
+TokenProvider = Callable[[], str | Awaitable[str]]
+"""Returns the token of a login with OAUTHBEARER, or awaits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +67,10 @@ class CommonConfig:
     )
     reconnect_backoff_max_ms: int = option_field(1_000, "The longest pause between reconnects.", minimum=0)
     socket_connection_setup_timeout_ms: int = option_field(
-        10_000, "How long setting up a connection may take, including the version handshake.", minimum=1
+        10_000,
+        "How long setting up a connection may take, including the version handshake; and opening a client if"
+        " no broker accepts a connection.",
+        minimum=1,
     )
     metadata_max_age_ms: int = option_field(300_000, "Metadata older than this is fetched again.", minimum=1)
     security_protocol: str = option_field(
@@ -78,7 +88,8 @@ class CommonConfig:
     ssl_endpoint_identification_algorithm: str = tls_field("ssl.endpoint.identification.algorithm")
     sasl_mechanism: str = option_field(
         "SCRAM-SHA-512",
-        "How to log in with security.protocol=SASL_…. PLAIN sends the password itself, so it needs SASL_SSL.",
+        "How to log in with security.protocol=SASL_…. PLAIN sends the password itself and OAUTHBEARER a"
+        " token, so they need SASL_SSL.",
         choices=SASL_MECHANISMS,
         aliases=("sasl.mechanisms",),
     )
@@ -86,13 +97,26 @@ class CommonConfig:
     sasl_password: str | None = option_field(
         None, "The password of sasl.username. Never shown.", is_secret=True, aliases=("sasl.plain.password",)
     )
+    sasl_oauth_token_provider: TokenProvider | None = option_field(  # noqa: RUF009
+        None,
+        "For OAUTHBEARER: a function that returns a token (JWT), or awaits it. It is called for each login; a"
+        " function that is not async runs in a thread.",
+        kind="callable",
+    )
+    sasl_oauthbearer_token_endpoint_url: str | None = option_field(
+        None,
+        "For OAUTHBEARER without sasl.oauth.token.provider: the path or file: URL of a file with a token. It"
+        " is read for each login.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig(CommonConfig):
-    """Options of a producer. A transactional_id implies enable_idempotence and acks=all.
+    """Options of a producer.
 
-    Invariants: batch_size <= max_request_size <= buffer_memory; linger_ms < delivery_timeout_ms.
+    ``producer_config`` ensures: batch_size <= max_request_size <= buffer_memory; linger_ms <
+    delivery_timeout_ms; with a transactional_id, enable_idempotence is True; with enable_idempotence, acks is
+    all and retries is at least 1.
     """
 
     acks: Acks = option_field(  # noqa: RUF009
@@ -186,7 +210,8 @@ class ProducerConfig(CommonConfig):
 class ConsumerConfig(CommonConfig):
     """Options of a consumer.
 
-    Invariants: group_instance_id and at_most_once need a group_id; at_most_once needs auto-commit.
+    ``consumer_config`` ensures: group_instance_id and group_remote_assignor are set only with a group_id;
+    processing_guarantee is at_most_once only with a group_id and with enable_auto_commit.
     """
 
     auto_offset_reset: str = option_field(
@@ -217,6 +242,10 @@ class ConsumerConfig(CommonConfig):
     )
     allow_auto_create_topics: bool = option_field(
         True, "Whether subscribing to an unknown topic may create it. The broker must allow it, too."
+    )
+    client_rack: str | None = option_field(
+        None,
+        "This client's rack, as in broker.rack: with RackAwareReplicaSelector, read from replicas in it.",
     )
     group_id: str | None = option_field(
         None, "The consumer group. Its members share the partitions, and it stores their committed offsets."
@@ -281,9 +310,11 @@ class CommonSettings(TypedDict, total=False):
     ssl_truststore_type: Literal["PEM"]
     ssl_enabled_protocols: str | Sequence[str]
     ssl_endpoint_identification_algorithm: Literal["https", ""]
-    sasl_mechanism: Literal["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"]
+    sasl_mechanism: Literal["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN", "OAUTHBEARER"]
     sasl_username: str | None
     sasl_password: str | None
+    sasl_oauth_token_provider: TokenProvider | None
+    sasl_oauthbearer_token_endpoint_url: str | None
 
 
 class ProducerSettings(CommonSettings, total=False):
@@ -319,6 +350,7 @@ class ConsumerSettings(CommonSettings, total=False):
     check_crcs: bool
     isolation_level: Literal["read_uncommitted", "read_committed"]
     allow_auto_create_topics: bool
+    client_rack: str | None
     group_id: str | None
     group_instance_id: str | None
     group_remote_assignor: Literal["uniform", "range"] | None
@@ -335,6 +367,7 @@ ConfigSource = Mapping[str, Any] | Literal["environment"]
 """Settings by dotted names or Python names, or "environment": the variables ``KAFKALITE_CLIENT_…``."""
 
 CLIENT_VARIABLES: Final = "KAFKALITE_CLIENT_"
+_ANY_VARIABLES: Final = "KAFKALITE_"  #: begins variables of brokers and of tools, too
 
 #: Arguments of the clients' constructors that are not options. Errors suggest them for misspelt names.
 _ARGUMENTS: Final = (
@@ -355,6 +388,7 @@ _ELSEWHERE: Final = {
     "brokers": "set bootstrap.servers",
     "servers": "set bootstrap.servers",
     "sasl.jaas.config": "set sasl.username and sasl.password",
+    "sasl.login.callback.handler.class": "set sasl.oauth.token.provider",
     "session.timeout.ms": "the brokers set it for all members (KIP-848); change "
     "group.consumer.session.timeout.ms in the settings of the brokers, by default 45 s",
     "heartbeat.interval.ms": "the brokers set it for all members (KIP-848); change "
@@ -367,12 +401,12 @@ C = TypeVar("C", bound=CommonConfig)
 
 
 def elsewhere(name: str) -> str:
-    """Return a hint for ``name``, an option that only other libraries' clients have; "" if there is none."""
+    """Return the hint for ``name`` if it is a known option of other libraries only; otherwise ""."""
     return _ELSEWHERE.get(name.replace("_", "."), "")
 
 
 def admin_config(settings: Mapping[str, Any], *, source: str = "") -> CommonConfig:
-    """Return the config for ``settings``, named ``linger.ms`` or ``linger_ms``. Raises ConfigError.
+    """Return the config for ``settings``, {dotted name or Python name: value}. Raises ConfigError.
 
     ``source`` names the origin of the settings in errors.
     """
@@ -399,7 +433,11 @@ def producer_config(settings: Mapping[str, Any], *, source: str = "") -> Produce
 
 
 def _idempotence(values: Mapping[str, Any], source: str) -> bool:
-    """Return whether the producer is idempotent. By default it is, unless other settings forbid it."""
+    """Return whether the producer is idempotent. Raises ConfigError if settings contradict each other.
+
+    Without enable.idempotence and transactional.id, the producer is idempotent if acks is all and retries is
+    above 0.
+    """
     asked: bool | None = values["enable_idempotence"]
     because = "enable.idempotence=true"
     if values["transactional_id"] is not None:
@@ -440,9 +478,9 @@ def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> Consume
     if config.group_id is None:
         for key in ("group.instance.id", "group.remote.assignor"):
             is_unset = getattr(config, key.replace(".", "_")) is None
-            _check(is_unset, "group.id", None, f"set with {key}", source)
-        allowed = "set with processing.guarantee=at_most_once, because the group stores the committed offsets"
-        _check(not config.is_at_most_once, "group.id", None, allowed, source)
+            _check(is_unset, key, None, "needs group.id", source)
+        allowed = "at_most_once needs group.id, because the group stores the committed offsets"
+        _check(not config.is_at_most_once, "processing.guarantee", None, allowed, source)
     return config
 
 
@@ -451,8 +489,10 @@ def merged(
 ) -> dict[str, Any]:
     """Return ``config`` with dotted names, overridden by each argument that is not None.
 
-    The ``config`` "environment" stands for the variables of ``environment_settings``. Raises ConfigError for
-    an invalid variable, for a ``config`` of another type, and for an unknown argument that is None.
+    If ``config`` is "environment", the result of ``environment_settings`` takes its place, with its errors;
+    None means no settings. Raises ConfigError for any other ``config`` that is not a mapping, and for a
+    mapping as ``bootstrap_servers``. An argument that is None is dropped, so its name is checked here. Other
+    names, and all values, are left to the caller to check.
     """
     if isinstance(config, str):
         if config != "environment":
@@ -472,10 +512,13 @@ def merged(
 def environment_settings(environment: Mapping[str, str], registry: OptionRegistry) -> dict[str, Any]:
     """Return the options of ``registry`` among the variables ``KAFKALITE_CLIENT_…``, as {dotted name: value}.
 
-    Variables are for all clients, so those of another kind of client are skipped. Raises ConfigError for a
-    name that no client has, and for an invalid value.
+    Options that only another kind of client has are skipped. Raises ConfigError for an option that no client
+    has, and for an invalid value. Also raises it for a variable without ``CLIENT_`` that resembles
+    security.protocol or an option ``sasl.…``, such as ``KAFKALITE_SECURITY_PROTOCOL``: a client that ignored
+    it would connect without TLS or a login.
     """
     settings: dict[str, Any] = {}
+    secured = [name for name in ADMIN_OPTIONS.defaults() if name.startswith(("security.", "sasl."))]
     for variable, text in environment.items():
         if variable.startswith(CLIENT_VARIABLES):
             name = variable.removeprefix(CLIENT_VARIABLES).lower()
@@ -483,16 +526,23 @@ def environment_settings(environment: Mapping[str, str], registry: OptionRegistr
                 settings[registry.get(name).name] = registry.get(name).parse(text, source=variable)
             elif name not in PRODUCER_OPTIONS and name not in CONSUMER_OPTIONS:
                 names = [option.python_name for option in (*PRODUCER_OPTIONS, *CONSUMER_OPTIONS)]
-                hint = elsewhere(name) or did_you_mean(
-                    name, names, shown=lambda name: f"{CLIENT_VARIABLES}{name.upper()}"
-                )
+                hint = elsewhere(name) or did_you_mean(name, names, shown=_variable)
                 allowed = "; ".join(filter(None, ("no client has such an option", hint)))
                 raise ConfigError(key=variable, value=None, allowed=allowed)
+        elif variable.startswith(_ANY_VARIABLES):
+            dotted = variable.removeprefix(_ANY_VARIABLES).lower().replace("_", ".")
+            hint = did_you_mean(dotted, secured, shown=_variable, cutoff=0.9)
+            if hint:
+                raise ConfigError(key=variable, value=None, allowed=f"no client reads this variable; {hint}")
     return settings
 
 
+def _variable(name: str) -> str:
+    return CLIENT_VARIABLES + name.upper().replace(".", "_")
+
+
 def _check_known(names: Iterable[str], registry: OptionRegistry, source: str) -> None:
-    """Raise ConfigError, with a suggestion, if ``registry`` has no option with one of the ``names``."""
+    """Raise ConfigError for the first of the ``names`` that is not in ``registry``."""
     for name in names:
         if name in registry:
             continue
@@ -510,9 +560,7 @@ def _by_python_name(registry: OptionRegistry, settings: Mapping[str, Any], sourc
     parsed = registry.defaults() | registry.parse(given, source=source)
     check_versions(parsed["ssl.enabled.protocols"], source=source)
     if parsed["security.protocol"] in WITH_LOGIN:
-        for key in ("sasl.username", "sasl.password"):
-            allowed = f"required with security.protocol={parsed['security.protocol']}"
-            _check(bool(parsed[key]), key, None, allowed, source)
+        _check_login(parsed, source)
     allowed = "at least one host:port or inproc://name"
     _check(bool(parsed["bootstrap.servers"]), "bootstrap.servers", "", allowed, source)
     for address in parsed["bootstrap.servers"]:
@@ -520,8 +568,26 @@ def _by_python_name(registry: OptionRegistry, settings: Mapping[str, Any], sourc
     return {registry.get(name).python_name: value for name, value in parsed.items()}
 
 
+def _check_login(parsed: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError if a setting that a login needs is missing.
+
+    Also raises it if sasl.oauthbearer.token.endpoint.url is neither a path nor a file URL.
+    """
+    if parsed["sasl.mechanism"] == OAUTHBEARER:
+        key, file = "sasl.oauth.token.provider", parsed["sasl.oauthbearer.token.endpoint.url"]
+        allowed = "required with sasl.mechanism=OAUTHBEARER, or sasl.oauthbearer.token.endpoint.url"
+        _check(bool(parsed[key] or file), key, None, allowed, source)
+        allowed = "the path or file: URL of a file; sasl.oauth.token.provider may ask an issuer for tokens"
+        is_file = not file or file.startswith("file:") or "://" not in file
+        _check(is_file, "sasl.oauthbearer.token.endpoint.url", file, allowed, source)
+        return
+    for key in ("sasl.username", "sasl.password"):
+        allowed = f"required with security.protocol={parsed['security.protocol']}"
+        _check(bool(parsed[key]), key, None, allowed, source)
+
+
 def _check_address(address: str, source: str) -> None:
-    """Raise ConfigError unless ``address`` has the form of an address, for example if it is a topic."""
+    """Raise ConfigError if ``address`` does not have the form of an address."""
     # They import asyncio, which neither 'kl --help' nor a task of Spark needs.
     from kafkalite.transport import has_own_name
 
@@ -529,8 +595,9 @@ def _check_address(address: str, source: str) -> None:
         from kafkalite.transport.tcp import parse_address
 
         try:
-            parse_address(address)
+            host, _ = parse_address(address)
         except ConfigError as error:
             raise ConfigError(
                 key="bootstrap.servers", value=address, allowed=error.allowed, source=source
             ) from None
+        _check(is_host_name(host), "bootstrap.servers", address, f"host:port with {HOST_WORDS}", source)

@@ -1,8 +1,9 @@
-"""Clients that are never closed: at the end of the event loop, records are delivered and groups are left.
+"""Closes the clients that are still open when their event loop ends.
 
-A *guard* is a task that waits until it is cancelled. ``asyncio.run`` and the thread of the blocking clients
-cancel all tasks at their end, while the loop still runs: then the guard closes the client. If a loop is
-closed in another way, nothing can be sent any more, and lost records are reported at the end of the process.
+A *guard* is a task that waits until it is cancelled, and then closes the client. ``asyncio.run`` and the
+thread of the blocking clients cancel all tasks at their end, while the loop still runs. If a loop is closed
+without cancelling its tasks, the client cannot send any more. Records that it has not delivered are reported
+at the end of the process.
 """
 
 # Tests: tests/client/test_forgotten.py
@@ -48,7 +49,7 @@ _open: Final[dict[Forgettable, _Guarded]] = {}
 
 
 def guard(forgettable: Forgettable) -> asyncio.Task[None]:
-    """Start and return a task that closes the client when the event loop ends.
+    """Start and return the guard of a client.
 
     The caller must keep a reference to the task, and cancel the task after closing the client.
     """
@@ -88,9 +89,9 @@ async def _close_at_the_end(forgettable: Forgettable) -> None:
 
 @atexit.register
 def _report_lost() -> None:
-    """Report the records of producers whose event loop ended without cancelling its tasks.
+    """Log the number of undelivered records of clients whose event loop ended without cancelling its tasks.
 
-    Producers of blocking clients are skipped: their loop still runs and is closed later.
+    Skips clients whose loop still runs, such as blocking ones: their guards close them later.
     """
     for forgettable, (_, loop, process_id) in list(_open.items()):
         is_lost = forgettable.is_open() and not loop.is_running() and process_id == os.getpid()

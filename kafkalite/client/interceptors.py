@@ -1,9 +1,9 @@
 """Interceptors of producers and consumers (KIP-42).
 
-Interceptors receive all records and may replace them, for tracing, auditing and masking. Several interceptors
-are called in the given order. If an interceptor raises an exception or returns None, this is logged, and the
-client continues with the record that this interceptor received. An ``on_consume`` that returns fewer records
-leaves the others out.
+Interceptors receive records and may replace them, for tracing, auditing and masking. Several interceptors are
+called in the given order, and each receives the result of the previous one. If ``on_send`` or ``on_consume``
+raises an exception or returns None, this is logged, and its argument takes the place of its result.
+Exceptions of the other methods are logged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProducerInterceptor:
-    """Base class of a producer's interceptors. Methods that are not overridden do nothing."""
+    """Base class of a producer's interceptors. Its methods change nothing."""
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
         """Return ``record``, or another one to send in its place. Called before serialization.
@@ -29,27 +29,33 @@ class ProducerInterceptor:
         return record
 
     def on_acknowledgement(self, metadata: RecordMetadata, error: Exception | None) -> None:
-        """Called on the event loop when a record is acknowledged, or has failed with ``error``.
+        """Called when a record is acknowledged, or has failed with ``error``.
 
-        The offset is NO_OFFSET (-1) after a failure and with ``acks=0``.
+        Called on the event loop, except that a blocking ``send`` reports a SerializationError in the thread
+        of its caller. The offset is NO_OFFSET (-1) after a failure and with ``acks=0``.
         """
 
 
 class ConsumerInterceptor:
-    """Base class of a consumer's interceptors. Methods that are not overridden do nothing."""
+    """Base class of a consumer's interceptors. Its methods change nothing."""
 
     def on_consume(self, records: Sequence[Record[Any, Any]]) -> Sequence[Record[Any, Any]]:
-        """Return ``records``, or others to return in their place. Called just before the user gets them."""
+        """Return the records to return to the user: ``records``, fewer, or others.
+
+        Called just before the records are returned. If there are more than the call may return, the next call
+        returns the others. Not called by ``get_batches``, ``to_arrow``,
+        ``to_pandas``.
+        """
         return records
 
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Called when the group has stored these offsets."""
+        """Called after the group has stored these offsets for this consumer."""
 
 
 def passed_through(methods: Sequence[Callable[[Any], Any]], item: Any) -> Any:
-    """Return ``item`` after each method has replaced it.
+    """Pass ``item`` to the first method, and each result to the next method. Return the last result.
 
-    A method that raises, or that returns None, is logged and skipped.
+    If a method raises an exception or returns None, this is logged, and its argument counts as its result.
     """
     for method in methods:
         try:

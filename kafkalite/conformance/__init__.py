@@ -1,1 +1,2 @@
-"""The protocol as data (``schema``), and checks that a server speaks it (``suite``). ``kl conformance``."""
+"""The protocol as data (``schema``), and the checks of ``kl conformance``: of a server (``suite``), and of a
+client (``client_checks``)."""

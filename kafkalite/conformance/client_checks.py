@@ -1,4 +1,4 @@
-"""Checks of what a client sends, for ``kl conformance --listen``: pure, from the bytes of both directions.
+"""Checks the requests of a client, for ``kl conformance --listen``, in the bytes of both directions. Pure.
 
 A ``Judge`` watches all connections of a run, and expects one client program at a time. A check is made
 whenever the client does what the check examines. A check that finds one violation has failed. A check that
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from kafkalite.errors import BrokerError, ErrorCode, KafkaliteError, RemoteProtocolError, broker_error
 from kafkalite.model import TopicPartition
 from kafkalite.protocol import codec
-from kafkalite.protocol.api import APIS, ApiKey
+from kafkalite.protocol.api import APIS, LATER_APIS, ApiKey
 from kafkalite.protocol.connection import BadRequest, Request, RequestError, ServerConnection
 from kafkalite.protocol.frames import FrameReader
 from kafkalite.protocol.messages.data import (
@@ -73,7 +73,8 @@ _SEQUENCES: Final = 1 << 31
 
 
 class ClientResult(NamedTuple):
-    """The result of one check, made ``times`` times. ``detail`` is the first violation, else the rule."""
+    """The result of one check. ``times`` is the number of times that it was made. ``detail`` is the first
+    violation or, if there is none, the rule."""
 
     name: str
     section: str
@@ -102,7 +103,8 @@ class _Member:
 
 
 class Judge:
-    """Checks what a client program sends on all of its connections, and counts the violations."""
+    """Checks the requests of a client program on all of its connections. Counts how often each check was
+    made, and keeps the first violation of each check."""
 
     def __init__(self) -> None:
         self.connection_count = 0
@@ -127,7 +129,8 @@ class Judge:
         return watched
 
     def disconnect(self, watched: Watched) -> None:
-        """Handle the end of a connection."""
+        """Handle the end of a connection. If it was the last open one, each member that has not left its
+        group is a violation."""
         self._open.discard(watched)
         for request in watched.unanswered.values():
             self.forget(request)
@@ -140,7 +143,8 @@ class Judge:
     def results(self) -> list[ClientResult]:
         """Return the result of each check.
 
-        A failed request that the client has not repeated is a violation.
+        A request that failed with a retriable error, and that the client has not repeated yet, counts as a
+        violation.
         """
         for tp, waiting in self._failed.items():
             if waiting:
@@ -314,7 +318,8 @@ class Judge:
                 member.must_name_owned = True
 
     def forget(self, request: Request) -> None:
-        """Remove the request from those in flight, because its connection ended without a response."""
+        """Remove a request from those in flight, because its response has arrived or is not expected any
+        more."""
         if isinstance(request.message, ProduceRequest):
             for part in request.message.partitions:
                 self._in_flight[TopicPartition(part.topic, part.partition)] -= 1
@@ -386,12 +391,13 @@ class Watched:
                 if request is None:
                     continue  # an error, or one of two requests with one number
                 self._has_versions = True
-                response = APIS[request.api_key].response
+                key, version = request.api_key, request.api_version
+                response = (LATER_APIS[key, version] if version else APIS[key]).response
                 message = codec.decode_response_body(response, RequestError, head.body)
                 self._judge.on_response(request, message)
 
     def end(self) -> None:
-        """Handle the end of the client's stream."""
+        """Handle the end of the connection."""
         if not self._is_damaged:
             try:
                 self._server.eof()
@@ -410,7 +416,8 @@ def _broken_check(bad: BadRequest) -> str:
 
 
 def _crcs(asked: ProduceRequest, payload: memoryview) -> dict[TopicPartition, int]:
-    """Return the CRC of each batch of a request. Batches that can't be read are omitted."""
+    """Return the CRC of the batch for each partition of a request. Batches whose header cannot be read are
+    omitted."""
     found: dict[TopicPartition, int] = {}
     position = 0
     for part in asked.partitions:

@@ -96,7 +96,7 @@ class _Member:
     def beat(self, *, owned: list[AssignedTopic] | None = None) -> list[int]:
         """Send a heartbeat with the partitions ``owned`` (None: all assigned ones).
 
-        Return the partitions that the response assigns.
+        Return the partitions that are assigned after the response.
         """
         owned = self.assignment if owned is None else owned
         self.take(self.peer.ask(_heartbeat(self.group, self.name, self.epoch, None, owned)))
@@ -226,7 +226,7 @@ class _Producer:
         return int(result.base_offset)
 
     def end(self, *, commit: bool) -> None:
-        """End the transaction, and adopt the producer id and epoch of the next one from the response."""
+        """End the transaction. Use the producer id and epoch in the response for the next transaction."""
         answer = self.ask_end(self.identity, commit=commit)
         expect(answer.error, "NONE", "EndTxn")
         following = (answer.message.producer_id, answer.message.producer_epoch)

@@ -1,4 +1,4 @@
-"""The declaration of checks."""
+"""Declares checks of a server."""
 
 # Tests: tests/conformance/test_suite.py
 
@@ -13,7 +13,8 @@ CheckFunction = Callable[[Cluster], None]
 
 
 class Check(NamedTuple):
-    """One check. If it fails, the server violates ``section`` of ``docs/protocol.md``."""
+    """One check of a rule in ``section`` of ``docs/protocol.md``. ``function`` raises Violation if the server
+    violates it."""
 
     name: str
     section: str

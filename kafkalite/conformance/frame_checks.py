@@ -1,4 +1,5 @@
-"""Checks of connections, frames, envelopes and versions, with hostile bytes."""
+"""Checks of connections, frames, envelopes and versions, with invalid bytes, and of Metadata and
+CreateTopics."""
 
 # Tests: tests/conformance/test_suite.py
 

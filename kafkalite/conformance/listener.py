@@ -1,8 +1,8 @@
-"""A broker behind a proxy that judges what a client sends, for ``kl conformance --listen``.
+"""A broker behind a proxy that checks the requests of clients, for ``kl conformance --listen``.
 
 The broker is real and in memory. Its advertised address is that of the proxy, so that clients also connect to
-the proxy after a Metadata response. With ``faults``, the first Produce and the first Fetch of each partition
-fail once with NOT_LEADER_OR_FOLLOWER, which a client must repeat after it has refreshed its metadata.
+the proxy after a Metadata response. With ``--faults``, the first Produce and the first Fetch of each
+partition fail with NOT_LEADER_OR_FOLLOWER. A client must then refresh its metadata and repeat the request.
 """
 
 # Tests: tests/conformance/test_clients.py
@@ -26,7 +26,9 @@ from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import (
     FetchedPartition,
     FetchRequest,
+    FetchRequestV1,
     FetchResponse,
+    FetchResponseV1,
     ProducedPartition,
     ProduceRequest,
     ProduceResponse,
@@ -55,7 +57,7 @@ class Listener:
     async def __aenter__(self) -> Self:
         try:
             self._server = await asyncio.start_server(self._accept, self._host, self._port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise listen_error(f"{self._host}:{self._port}", error) from error
         self.address = f"{self._host}:{self._server.sockets[0].getsockname()[1]}"
         (port,) = free_ports(1)
@@ -79,7 +81,7 @@ class Listener:
         await self._broker.stop()
 
     def _fail(self, request: Request, _client: Client) -> Reply | None:
-        """Return an error response to the first Produce and the first Fetch of each partition.
+        """Return an error response to a Produce or Fetch that is the first for any of its partitions.
 
         Return None for any other request, which the broker then handles.
         """
@@ -93,7 +95,10 @@ class Listener:
         self._failed.update((type(message), tp) for tp in keys)
         code = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if isinstance(message, FetchRequest):
-            return Reply(FetchResponse(0, None, [_unfetched(tp, code) for tp in keys]))
+            unfetched = [_unfetched(tp, code) for tp in keys]
+            if isinstance(message, FetchRequestV1):
+                return Reply(FetchResponseV1(0, None, unfetched, []))
+            return Reply(FetchResponse(0, None, unfetched))
         return Reply(ProduceResponse(0, None, [_unproduced(tp, code) for tp in keys]))
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,7 +108,8 @@ class Listener:
         task.add_done_callback(self._clients.pop)
 
     async def _serve(self, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter]) -> None:
-        """Serve a client. ``writers`` has its connection, and gets the one to the broker."""
+        """Serve a client. ``writers`` has the client's connection; the connection to the broker is added to
+        it."""
         watched = self.judge.connect()
         try:
             server_reader, server_writer = await asyncio.open_connection(*self._inner)
@@ -142,7 +148,8 @@ def _unproduced(tp: TopicPartition, code: int) -> ProducedPartition:
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, watch: Callable[[bytes], None]
 ) -> None:
-    """Copy bytes until one side ends. Call ``watch`` with all bytes before they are written."""
+    """Copy bytes from ``reader`` to ``writer`` until either side closes. Call ``watch`` with all bytes before
+    they are written."""
     with suppress(ConnectionError):
         while data := await reader.read(_READ_BYTES):
             watch(data)

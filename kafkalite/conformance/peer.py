@@ -1,7 +1,8 @@
 """One blocking connection to the server under test, and the servers of one cluster.
 
 A ``Peer`` sends frames that may be invalid, which a client of this package would refuse to send, and reads
-the responses with the codec of this package. Each response is compared with the declared error codes.
+the responses with the codec of this package. The error codes in each response are compared with those that
+are declared for the API.
 """
 
 # Tests: tests/conformance/test_suite.py
@@ -23,14 +24,14 @@ import msgpack
 from kafkalite.errors import ConnectionFailedError, ErrorCode, RemoteProtocolError
 from kafkalite.limits import MAX_ENVELOPE_BYTES, MAX_PAYLOAD_BYTES
 from kafkalite.protocol import codec
-from kafkalite.protocol.api import API_KEY_BY_REQUEST, APIS, ApiKey
+from kafkalite.protocol.api import API_BY_REQUEST, APIS, Api, ApiKey
 from kafkalite.protocol.api_errors import undeclared_codes
 from kafkalite.protocol.connection import RequestError
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from kafkalite.protocol.messages.groups import DeleteGroupsRequest, FindCoordinatorRequest
 from kafkalite.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest
 from kafkalite.protocol.structs import Struct
-from kafkalite.transport.tcp import parse_address
+from kafkalite.transport.tcp import parse_address, reason_of
 
 TIMEOUT_S: Final = 15.0  #: for connecting, and for each response
 #: Shorter than the server's handshake deadline, after which it closes any connection without a handshake.
@@ -42,7 +43,7 @@ _FRAME: Final = struct.Struct(">II")
 
 
 class Violation(Exception):
-    """The server violates the protocol. The message states what was expected and what was found."""
+    """The server violates the protocol. The message states what is wrong."""
 
 
 class Answer(NamedTuple):
@@ -83,14 +84,17 @@ class Peer:
         host, port = parse_address(address)
         try:
             self._socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
-        except OSError as error:
-            raise ConnectionFailedError(f"{address} cannot be reached: {error}") from error
+        except (OSError, UnicodeError) as error:
+            raise ConnectionFailedError(f"{address} cannot be reached: {reason_of(error)}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._numbers = itertools.count()
         self.address = address
+        self._highest: dict[int, int] = {}
         if handshake:
             try:
-                expect(self.ask(ApiVersionsRequest("conformance", "1")).error, "NONE", "ApiVersions")
+                answer = self.ask(ApiVersionsRequest("conformance", "1"))
+                expect(answer.error, "NONE", "ApiVersions")
+                self._highest = {one.api_key: one.max_version for one in answer.message.apis}
             except Violation:
                 self.close()
                 raise
@@ -107,45 +111,54 @@ class Peer:
         self._socket.close()
 
     def send(self, data: bytes) -> None:
-        """Send bytes. A connection that the server has closed is noticed at the next read."""
+        """Send bytes. Errors are ignored: if the server has closed the connection, the next read fails."""
         try:
             self._socket.sendall(data)
         except OSError:
             return
 
+    def offers(self, request: type[Struct]) -> bool:
+        """Whether the server has the version that ``request`` is of."""
+        api = API_BY_REQUEST[request]
+        return self._highest.get(api.key, -1) >= api.version
+
     def post(self, message: Struct, payload: bytes = b"") -> int:
         """Send a request without reading its response. Returns its correlation id."""
         number = next(self._numbers)
-        key = int(API_KEY_BY_REQUEST[type(message)])
-        self.send(frame(codec.encode((key, 0, number, CLIENT_ID, message)), payload))
+        api = API_BY_REQUEST[type(message)]
+        self.send(frame(codec.encode((int(api.key), api.version, number, CLIENT_ID, message)), payload))
         return number
 
     def ask(self, message: Struct, payload: bytes = b"") -> Answer:
         """Send a request and return its response. Raises Violation."""
         number = self.post(message, payload)
-        return self.answer(API_KEY_BY_REQUEST[type(message)], number)
+        return self._answer(API_BY_REQUEST[type(message)], number)
 
     def answer(self, key: ApiKey, number: int) -> Answer:
-        """Read the response to request ``number``. Raises Violation."""
+        """Read the response to request ``number``, which had version 0. Raises Violation."""
+        return self._answer(APIS[key], number)
+
+    def _answer(self, api: Api, number: int) -> Answer:
         found, body, payload = self.read()
         if found != number:
             raise Violation(f"the response to request {number} has the correlation id {found}")
         try:
-            response: Any = codec.decode_response_body(APIS[key].response, RequestError, body)
+            response: Any = codec.decode_response_body(api.response, RequestError, body)
         except RemoteProtocolError as error:
             raise Violation(
-                f"the response of {key.name} is no {APIS[key].response.__name__}: {error}"
+                f"the response of {api.key.name} is no {api.response.__name__}: {error}"
             ) from None
-        problems = undeclared_codes(key, response)
+        problems = undeclared_codes(api.key, response)
         if problems:
             raise Violation(f"an error code that the API does not have: {problems[0]}")
         lengths = [getattr(part, "length_bytes", 0) for part in getattr(response, "partitions", ())]
         if sum(lengths) != len(payload):
-            raise Violation(f"the parts of {key.name} add up to {sum(lengths)} bytes, not {len(payload)}")
+            raise Violation(f"the parts of {api.key.name} add up to {sum(lengths)} bytes, not {len(payload)}")
         return Answer(response, payload)
 
     def read(self) -> tuple[int, Any, bytes]:
-        """Read a response: (correlation id, body, payload). Raises Violation, also if there is none."""
+        """Read a response. Return (correlation id, body, payload). Raises Violation if there is none or it is
+        malformed."""
         header = self._exactly(_FRAME.size)
         if header is None:
             raise Violation("the connection was closed instead of a response")
@@ -164,7 +177,8 @@ class Peer:
         return head.correlation_id, head.body, payload
 
     def error(self) -> tuple[int, str]:
-        """Read a response that must be an error: (correlation id, name of the error). Raises Violation."""
+        """Read a response that must be an error. Return (correlation id, name of the error). Raises
+        Violation."""
         number, body, _ = self.read()
         try:
             failed = codec.decode_body(RequestError, body)
@@ -173,7 +187,7 @@ class Peer:
         return number, name_of(failed.error_code)
 
     def is_closed(self) -> bool:
-        """Whether the server has closed the connection. Waits CLOSE_TIMEOUT_S for it."""
+        """Whether the server closes the connection within CLOSE_TIMEOUT_S. False if it sends a byte first."""
         self._socket.settimeout(CLOSE_TIMEOUT_S)
         try:
             return not self._socket.recv(1)
@@ -198,7 +212,7 @@ class Peer:
 
 
 class Cluster:
-    """The servers behind one address: finds leaders and coordinators, and makes and deletes topics."""
+    """The servers behind one address. Finds leaders and coordinators, and makes and deletes topics."""
 
     def __init__(self, address: str, run_id: str) -> None:
         """``run_id`` makes the names of this run unique."""
@@ -223,7 +237,10 @@ class Cluster:
         return self._groups[-1]
 
     def topic(self, partitions: int = 1, **configs: str) -> str:
-        """Create a topic, wait for its leaders, and return its name. Raises Violation."""
+        """Create a topic, wait for its leaders, and return its name. Raises Violation.
+
+        ``configs`` are the topic's settings, by name with underscores instead of dots.
+        """
         name = self.name("topic")
         options = {key.replace("_", "."): value for key, value in configs.items()}
         new = NewTopic(name, partitions, -1, options)
@@ -236,7 +253,8 @@ class Cluster:
         return name
 
     def peer(self, address: str = "") -> Peer:
-        """Return the shared connection to a server, which is opened at first use. "" is the first server."""
+        """Return the shared connection to the server at ``address``, which is opened at first use. "" means
+        the address given by the user."""
         address = address or self.address
         peer = self._peers.get(address)
         if peer is None:
@@ -257,7 +275,8 @@ class Cluster:
         return addresses.get(partitions[partition].leader_id) if partition in partitions else None
 
     def coordinator(self, key_type: int, key: str) -> Peer:
-        """Return the connection to the coordinator of a group (0) or transactional id (1)."""
+        """Return the connection to the coordinator of ``key``: a group id if ``key_type`` is 0, or a
+        transactional id if it is 1. Raises Violation."""
         peer = self.peer()
         found = retry(
             lambda: peer.ask(FindCoordinatorRequest(key_type, [key])).message.coordinators[0],

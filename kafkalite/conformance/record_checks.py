@@ -18,6 +18,7 @@ from kafkalite.protocol.messages.data import (
     FetchedPartition,
     FetchPartition,
     FetchRequest,
+    FetchRequestV1,
     InitProducerIdRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -372,6 +373,22 @@ def _watching(cluster: Cluster) -> None:
     appended(peer, topic, batch_of(b"v"), "a batch")
     result, payload = fetch(peer, topic, 0, max_bytes=0, wait_ms=5_000)
     expect((result.high_watermark, payload), (1, b""), "a watched partition has offsets and no data")
+
+
+@check("fetch.rack", "6")
+def _rack(cluster: Cluster) -> None:
+    topic = cluster.topic()
+    peer = cluster.leader(topic)
+    if not peer.offers(FetchRequestV1):
+        return
+    batch = batch_of(b"v")
+    appended(peer, topic, batch, "a batch")
+    for rack in (None, "a rack in which no node is"):
+        asked = [FetchPartition(topic, 0, -1, 0, _MIB)]
+        answer = peer.ask(FetchRequestV1(0, 1, _MIB, 0, asked, rack))
+        expect(answer.error, "NONE", "Fetch in version 1")
+        expect(answer.message.preferred_read_replicas, [], "replicas near that rack")
+        expect(len(answer.payload), len(batch), "bytes from the leader")
 
 
 @check("fetch.isolation-level", "6")

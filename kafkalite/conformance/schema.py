@@ -1,7 +1,7 @@
 """The schema of the protocol: structs, APIs, errors, limits and deadlines, as one JSON document.
 
-Everything is read from the code that enforces it, so a number cannot differ from the broker's.
-``docs/protocol.json`` is this document, the tables of ``docs/protocol.md`` are made from it, and
+Limits and deadlines are read from the code that enforces them, so they cannot differ from the broker's.
+``docs/protocol.json`` is this document, and the tables of ``docs/protocol.md`` are made from it. The command
 ``kl conformance --schema`` prints it.
 """
 
@@ -17,7 +17,7 @@ from kafkalite.broker.cluster.controller_channel import DEFAULT_TIMEOUT_MS
 from kafkalite.broker.config import BROKER_OPTIONS
 from kafkalite.broker.coordination import shard, transactions
 from kafkalite.broker.coordination.internal_topics import TOPICS
-from kafkalite.broker.handlers import cluster, data, groups, metadata, replica_fetch
+from kafkalite.broker.handlers import cluster, data, metadata, replica_fetch
 from kafkalite.broker.handlers import transactions as transaction_handlers
 from kafkalite.broker.server import server
 from kafkalite.errors import ErrorCode
@@ -33,11 +33,11 @@ from kafkalite.model import (
     IsolationLevel,
     TimestampType,
 )
-from kafkalite.protocol.api import APIS, CLUSTER_APIS
+from kafkalite.protocol.api import APIS, CLUSTER_APIS, LATER_APIS
 from kafkalite.protocol.api_errors import ANY_REQUEST, API_ERRORS, Codes
 from kafkalite.protocol.codec import MAX_INT
 from kafkalite.protocol.connection import MAX_CORRELATION_ID
-from kafkalite.protocol.structs import Struct
+from kafkalite.protocol.structs import AtMost, Struct
 from kafkalite.records import header
 from kafkalite.records.partitioners import MURMUR2_M, MURMUR2_R, MURMUR2_SEED
 from kafkalite.storage.producer_state import KEPT_BATCHES, SEQUENCES
@@ -46,7 +46,7 @@ VERSION: Final = 1  #: of the schema's own layout
 
 
 class Bound(NamedTuple):
-    """A number that the broker enforces. Either ``value`` or ``option`` is set."""
+    """A limit or deadline of the broker. Either ``value`` or ``option`` is set."""
 
     what: str
     value: int | None
@@ -72,7 +72,7 @@ def schema() -> dict[str, Any]:
             "bytes": {"msgpack": "bin"},
             "[T]": {"max_items_in_one_request": limits.MAX_ITEMS_PER_REQUEST},
             "[int]": {"max_items": limits.MAX_INTEGERS_PER_LIST},
-            "{str: str}": {"duplicate_keys": "refused"},
+            "{str: str}": {"max_entries": limits.MAX_ENTRIES_PER_MAP, "duplicate_keys": "refused"},
             "T?": "T or nil",
         },
         "envelopes": {
@@ -106,9 +106,20 @@ def _api(key: int) -> dict[str, Any]:
         "max_version": api.max_version,
         "request": api.request.__name__,
         "response": api.response.__name__,
+        **_later_versions(key),
         "between_nodes": api.key in CLUSTER_APIS,
         "errors": {"whole": _conditions(declared.whole), "item": _conditions(declared.item)},
     }
+
+
+def _later_versions(key: int) -> dict[str, Any]:
+    """Return the structs of the versions after 0, if there are any, as the entry ``later_versions``."""
+    later = [
+        {"version": api.version, "request": api.request.__name__, "response": api.response.__name__}
+        for (found, _), api in LATER_APIS.items()
+        if found == key
+    ]
+    return {"later_versions": later} if later else {}
 
 
 def _conditions(codes: Codes) -> dict[str, str]:
@@ -116,7 +127,8 @@ def _conditions(codes: Codes) -> dict[str, str]:
 
 
 def _structs() -> dict[str, list[dict[str, Any]]]:
-    """Return {struct name: its fields in order}. Each struct comes after the first struct that uses it."""
+    """Return {struct name: its fields in order}. A struct that is part of others comes after the first of
+    them."""
     found: dict[str, list[dict[str, Any]]] = {}
 
     def visit(hint: Any) -> None:
@@ -133,17 +145,27 @@ def _structs() -> dict[str, list[dict[str, Any]]]:
     for key in sorted(APIS):
         visit(APIS[key].request)
         visit(APIS[key].response)
+    for api in LATER_APIS.values():
+        visit(api.request)
+        visit(api.response)
     return found
 
 
 def _field(cls: type[Struct], name: str, hint: Any) -> dict[str, Any]:
     field: dict[str, Any] = {"name": name, "type": notation(hint)}
-    if get_origin(hint) is Annotated:
-        field["distinct_partitions"] = True
-    bound = _FIELD_BOUNDS.get((cls.__name__, name)) or _FIELD_BOUNDS.get(("", name))
-    if bound is not None and cls.__name__.endswith("Request"):
+    optional, *_ = get_args(hint) or (None,)
+    annotated = optional if get_origin(optional) is Annotated else hint
+    if get_origin(annotated) is Annotated:
+        marker = get_args(annotated)[1]
+        field.update({"max_items": marker.max_items} if isinstance(marker, AtMost) else _DISTINCT)
+    declared = next((base.__name__ for base in cls.__mro__ if (base.__name__, name) in _FIELD_BOUNDS), "")
+    bound = _FIELD_BOUNDS.get((declared, name)) or _FIELD_BOUNDS.get(("", name))
+    if bound is not None and "Request" in cls.__name__:
         field.update(bound)
     return field
+
+
+_DISTINCT: Final[Mapping[str, Any]] = {"distinct_partitions": True}
 
 
 def notation(hint: Any) -> str:
@@ -164,10 +186,6 @@ def _cut_at(limit_ms: int) -> dict[str, Any]:
     return {"max": limit_ms, "beyond": "cut"}
 
 
-def _at_most(count: int) -> dict[str, Any]:
-    return {"max_items": count}
-
-
 #: {(request, field): bounds}. The request "" stands for every request that has the field.
 _FIELD_BOUNDS: Final[Mapping[tuple[str, str], dict[str, Any]]] = {
     ("", "isolation_level"): {"values": sorted(map(int, IsolationLevel))},
@@ -181,18 +199,7 @@ _FIELD_BOUNDS: Final[Mapping[tuple[str, str], dict[str, Any]]] = {
     ("DescribeMetadataRequest", "max_wait_ms"): _cut_at(metadata.MAX_METADATA_WAIT_MS),
     ("ReplicaFetchRequest", "max_wait_ms"): _cut_at(replica_fetch.MAX_WAIT_MS),
     ("FetchMetadataRequest", "max_wait_ms"): _cut_at(cluster.MAX_FETCH_WAIT_MS),
-    ("MetadataRequest", "topics"): _at_most(limits.MAX_TOPICS_PER_REQUEST),
-    ("CreateTopicsRequest", "topics"): _at_most(limits.MAX_TOPICS_PER_REQUEST),
-    ("DeleteTopicsRequest", "names"): _at_most(limits.MAX_TOPICS_PER_REQUEST),
-    ("CreatePartitionsRequest", "topics"): _at_most(limits.MAX_TOPICS_PER_REQUEST),
-    ("DescribeConfigsRequest", "resources"): _at_most(limits.MAX_RESOURCES_PER_REQUEST),
-    ("CreateAclsRequest", "acls"): _at_most(limits.MAX_ACLS_PER_REQUEST),
-    ("DeleteAclsRequest", "selections"): _at_most(limits.MAX_ACLS_PER_REQUEST),
     ("FindCoordinatorRequest", "key_type"): {"values": sorted(TOPICS)},
-    ("FindCoordinatorRequest", "keys"): _at_most(groups.MAX_KEYS),
-    ("DescribeGroupsRequest", "group_ids"): _at_most(limits.MAX_GROUPS_PER_REQUEST),
-    ("DeleteGroupsRequest", "group_ids"): _at_most(limits.MAX_GROUPS_PER_REQUEST),
-    ("DescribeTransactionsRequest", "transactional_ids"): _at_most(transaction_handlers.MAX_IDS),
     ("ConsumerGroupHeartbeatRequest", "member_id"): {"min_characters": 1, "max_characters": MAX_NAME_LENGTH},
     ("ConsumerGroupHeartbeatRequest", "instance_id"): {
         "min_characters": 1,
@@ -242,6 +249,7 @@ LIMITS: Final = (
     _option("payload of a request", "socket.request.max.bytes", "bytes", _CLOSED),
     _limit("MAX_ITEMS_PER_REQUEST", "elements in all arrays of one request", "elements", _CLOSED),
     _limit("MAX_INTEGERS_PER_LIST", "elements of an `[int]`", "elements"),
+    _limit("MAX_ENTRIES_PER_MAP", "entries of a `{str: str}`", "entries"),
     _option(
         "partitions of one request, each once", "max.request.partition.size.limit", "partitions", _REFUSED
     ),
@@ -256,7 +264,7 @@ LIMITS: Final = (
         "bytes of all connections' incomplete frames",
         "queued.max.request.bytes",
         "bytes",
-        "the connection that exceeds it is closed",
+        "the connections whose frames have stood still longest are closed",
     ),
     _limit("MAX_CLIENT_ID_LENGTH", "client id", "characters"),
     _limit(
@@ -306,10 +314,13 @@ LIMITS: Final = (
         name="MAX_PRODUCER_EPOCH",
     ),
     _option("`max_bytes` of a Fetch", "fetch.max.bytes", "bytes", _CUT),
-    _limit("MAX_TOPICS_PER_REQUEST", "topics of a Metadata request", "topics"),
+    _limit(
+        "MAX_TOPICS_PER_REQUEST", "topics of a Metadata, DescribeLogDirs or ConsumerGroupHeartbeat", "topics"
+    ),
+    _limit("MAX_OWNED_PER_REQUEST", "`owned` of a ConsumerGroupHeartbeat", "items"),
     _limit(
         "MAX_TOPICS_PER_REQUEST",
-        "topics to create, delete or extend, and configuration changes, of one request",
+        "topics to create, delete or extend, configuration changes, and entities of quotas, of one request",
         "items",
     ),
     _limit("MAX_PARTITIONS_PER_REQUEST", "new partitions of one request", "partitions", "POLICY_VIOLATION"),
@@ -317,13 +328,17 @@ LIMITS: Final = (
     _option("topics of a cluster", "max.topics", "topics", "POLICY_VIOLATION"),
     _option("partitions of a cluster", "max.partitions", "partitions", "POLICY_VIOLATION"),
     _limit("MAX_RESOURCES_PER_REQUEST", "resources of a DescribeConfigs", "resources"),
-    Bound("keys of a FindCoordinator", groups.MAX_KEYS, "keys", _REFUSED, name="MAX_KEYS"),
+    _limit("MAX_QUOTA_PARTS", "parts of a quota's entity or filter, and changes of an entity", "items"),
+    _limit("MAX_KEYS", "keys of a FindCoordinator", "keys"),
     _limit("MAX_GROUPS_PER_REQUEST", "groups of a DescribeGroups or DeleteGroups", "groups"),
+    _limit("MAX_STATES_PER_REQUEST", "states of a ListGroups or ListTransactions", "states"),
+    _limit("MAX_USERS_PER_REQUEST", "users of a DescribeUserScramCredentials", "users"),
     _limit("MAX_ACLS_PER_REQUEST", "ACLs or credentials that a request changes", "items"),
-    _limit("MAX_ACLS", "ACLs of a cluster", "ACLs"),
-    _limit("MAX_CREDENTIALS", "SCRAM credentials of a cluster", "credentials"),
+    _limit("MAX_ACLS", "ACLs of a cluster", "ACLs", "POLICY_VIOLATION"),
+    _limit("MAX_CREDENTIALS", "SCRAM credentials of a cluster", "credentials", "POLICY_VIOLATION"),
     _limit("MAX_USER_NAME_BYTES", "name of a user, in UTF-8", "bytes"),
-    Bound("ids of a DescribeTransactions", transaction_handlers.MAX_IDS, "ids", _REFUSED, name="MAX_IDS"),
+    _limit("MAX_IDS", "ids of a DescribeTransactions", "ids"),
+    _limit("MAX_TXN_GROUP_MEMBERS", "winners of an EndTxnGroup", "writers"),
     _option("groups of a coordinator", "group.max.count", "groups", "POLICY_VIOLATION"),
     _option("members of a group", "group.max.size", "members", "GROUP_MAX_SIZE_REACHED"),
     _option("committed offsets of a group", "group.max.offsets", "offsets", "POLICY_VIOLATION"),

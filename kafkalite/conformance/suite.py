@@ -1,8 +1,9 @@
 """Runs the checks of a server's conformance to the protocol.
 
-A check is a function that raises ``Violation``. The modules ``frame_checks``, ``record_checks`` and
-``coordinator_checks`` declare them. They use topics and groups with names of their own, which are deleted at
-the end. Transactional ids remain until the server forgets unused ones.
+A check is a function that raises ``Violation`` if the server violates the protocol. The modules
+``frame_checks``, ``record_checks`` and ``coordinator_checks`` declare the checks. A run uses topics and
+groups with names of its own, and deletes them at the end. Its transactional ids remain until the server
+forgets unused ones.
 """
 
 # Tests: tests/conformance/test_suite.py
@@ -29,7 +30,7 @@ LATE: Final = "not run"  #: the time limit had passed
 
 
 class Result(NamedTuple):
-    """The result of one check. ``detail`` says what was expected and found, or why it was skipped."""
+    """The result of one check. ``detail`` is the reason unless the check has passed."""
 
     name: str
     section: str
@@ -45,7 +46,8 @@ def run(
     is_wanted: Callable[[str], bool] = lambda _: True,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Iterator[Result]:
-    """Yield the result of each wanted check. Checks that have not begun after ``limit_s`` are not run.
+    """Yield the result of each wanted check. Checks that have not begun after ``limit_s`` get the status
+    LATE.
 
     Raises ConnectionFailedError if the server cannot be reached at the beginning.
     """
@@ -79,7 +81,8 @@ def _outcome(check: Check, cluster: Cluster) -> tuple[str, str]:
         if "cramjam" in str(error):
             return SKIPPED, error.message
         return FAILED, f"a batch in a response cannot be read: {error.message}"
-    except (AttributeError, IndexError, ValueError) as error:  # another response than the check expects
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        # The server sent another response than the check expects.
         cluster.forget()
         return FAILED, f"an unexpected response: {error!r}"
     return PASSED, ""

@@ -1,7 +1,7 @@
 """The assignors ``uniform`` and ``range``, which assign partitions to members.
 
-Both are deterministic and pure. Each partition of a subscribed topic is assigned to exactly one of its
-subscribers.
+Both are deterministic and pure. Each partition of a subscribed topic is assigned to exactly one of the
+members that subscribe to the topic.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ Targets = Mapping[str, Partitions]
 
 
 def uniform(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
-    """Return the new target of each member: all partitions assigned evenly, with as few moves as possible.
+    """Return the new target of each member. Partitions are spread evenly, and few of them move.
 
-    ``counts`` has the partition count of each topic id, ``previous`` the targets before. If all members have
-    the same subscription, their loads differ by at most one partition and the number of moved partitions is
-    minimal. Otherwise, moving any single partition to another subscriber would not make the loads of those
-    two members more equal.
+    ``previous`` has the targets of the previous assignment. If all members have the same subscription, their
+    numbers of partitions differ by at most one, and as few partitions move as this allows. Otherwise, the
+    owner of a partition has at most one partition more than any other subscriber of the partition's topic.
     """
     if not members:
         return {}
@@ -103,8 +102,8 @@ def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> d
 
 
 def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, list[str]]) -> None:
-    """Move partitions from members to other subscribers that own at least two fewer, until no such move is
-    left. ``owned`` is changed in place.
+    """Move partitions to subscribers of the same topic that own at least two fewer than the owner, until no
+    such move is left. ``owned`` is changed in place.
 
     Each move decreases the sum of the squared loads, so the loop ends.
     """
@@ -125,11 +124,12 @@ def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, li
 
 
 def range_(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
-    """Return the new target of each member: one contiguous range of each topic to which it subscribes.
+    """Return the new target of each member: one contiguous range, possibly empty, of each subscribed topic.
 
     Topics with equal partition counts and equal subscribers are divided in the same way, so partition n of
-    two such topics belongs to the same member, as joins of topics require (co-partitioning). Members keep the
-    order of their previous ranges and new members come last, so that few partitions move.
+    two such topics belongs to the same member, as joins of topics require (co-partitioning). Members get
+    ranges in the order of the mean position of their previous partitions, and members without any come last,
+    so that few partitions move.
     """
 
     def rank(member: str) -> tuple[bool, float]:

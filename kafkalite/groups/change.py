@@ -1,4 +1,4 @@
-"""Collects the records by which one decision changes one group. Only replaying them changes the group."""
+"""Collects the records by which one decision changes one group. The group changes when they are replayed."""
 
 # Tests: tests/groups/test_heartbeat.py
 
@@ -31,9 +31,10 @@ from kafkalite.protocol.messages.groups import GroupEvent
 class GroupChange:
     """The state of a group after a decision, and the ``records`` whose replay leads to that state.
 
-    First call the methods for members, then ``rebalance`` if a new generation is needed, then ``reconcile``
-    for the member that sent the request. ``reconcile`` takes the owners of partitions from the state before
-    the change, and ignores removed members.
+    Call only the methods that are needed, in this order: ``subscribe``, ``remove``, ``step_out`` or
+    ``succeed``, then ``rebalance`` for a new generation, then ``reconcile`` for the member that sent the
+    request. ``reconcile`` takes the owners of partitions from the state before the change, except that
+    partitions of removed members have no owner.
     """
 
     def __init__(
@@ -61,8 +62,7 @@ class GroupChange:
         self._record(record_codec.SUBSCRIPTION, subscription, member_id)
 
     def remove(self, member_ids: Iterable[str]) -> None:
-        """Remove members that leave or are expelled. Other members may take over the partitions of the
-        removed members at once."""
+        """Remove members. Their partitions are then available to the other members."""
         group_id = self._group.group_id
         for member_id in member_ids:
             del self.members[member_id]
@@ -70,14 +70,15 @@ class GroupChange:
                 self.records.append(StateRecord(record_codec.key_of(kind, group_id, member_id), None))
 
     def step_out(self, member_id: str) -> None:
-        """Let a static member leave temporarily. The member then owns nothing, but its target stays
-        reserved."""
+        """Let a static member leave temporarily. The member then owns nothing, but keeps its target."""
         away = CurrentAssignment(STATIC_LEAVE_EPOCH, 0, NO_PARTITIONS, NO_PARTITIONS)
         self._put_current(member_id, away)
 
     def succeed(self, member_id: str, predecessor_id: str, subscription: Subscription) -> None:
-        """Let a static member rejoin, possibly under a new member id. The member keeps the target of its old
-        id."""
+        """Let the member ``predecessor_id`` join again as ``member_id``, and keep its target.
+
+        The two ids differ if a static member has got a new member id.
+        """
         target = self.members[predecessor_id].target
         if member_id != predecessor_id:
             self.remove([predecessor_id])
@@ -168,8 +169,8 @@ class GroupChange:
 
         ``stated_epoch`` and ``owned`` are the member epoch and the partitions in its heartbeat; ``owned`` is
         None if the heartbeat does not list them. A partition to revoke counts as released when a heartbeat
-        *at the current epoch* no longer lists it. The member sent that heartbeat after it had received the
-        revocation, whereas a delayed or repeated heartbeat has an earlier epoch.
+        *with the current member epoch* does not list it. The member sent that heartbeat after it had received
+        the revocation, whereas a heartbeat sent before has an earlier epoch.
         """
         member = self.members[member_id]
         current, target = member.current, member.target

@@ -24,7 +24,7 @@ _NONE = int(ErrorCode.NONE)
 
 
 def list_groups(groups: Iterable[Group], request: ListGroupsRequest) -> ListGroupsResponse:
-    """Return the groups in the requested states, sorted by name."""
+    """Return the groups in the requested states, sorted by group id; all groups if no state is requested."""
     wanted = {state.lower() for state in request.states}
     listed = [
         ListedGroup(group.group_id, state, group.group_epoch, len(group.members))

@@ -1,4 +1,4 @@
-"""Changes that no request causes: members expire, topics change, offsets and groups expire."""
+"""Changes of groups that no request causes: expired members, offsets and groups, and changed topics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from kafkalite.coordinator_types import Instant, StateRecord, Topics
 from kafkalite.groups.change import GroupChange
 from kafkalite.groups.group import Group
 from kafkalite.groups.offset_rules import offset_tombstone
-from kafkalite.groups.offsets import PendingOffsets
 from kafkalite.groups.pattern_cache import PatternCache
 from kafkalite.groups.record_codec import EVENT, GROUP, key_of
 from kafkalite.groups.settings import GroupSettings
@@ -23,19 +22,12 @@ MAX_OFFSETS_PER_TICK: Final = 10_000  # checked in one tick, at 0.6 µs each
 class Expiry:
     """Decides when members, offsets and groups expire, and when changed topics require new targets.
 
-    ``tick`` returns a limited number of records, so that a mass expiry does not block the event loop.
-    Invariant: no member is to be expelled before ``_members_due_ms``.
+    ``tick`` examines no further group once it has MAX_RECORDS_PER_TICK records, so that a mass expiry does
+    not block the event loop for long. Invariant: no member is to be expelled before ``_members_due_ms``.
     """
 
-    def __init__(
-        self,
-        groups: Mapping[str, Group],
-        pending: PendingOffsets,
-        settings: GroupSettings,
-        patterns: PatternCache,
-    ) -> None:
+    def __init__(self, groups: Mapping[str, Group], settings: GroupSettings, patterns: PatternCache) -> None:
         self._groups = groups
-        self._pending = pending
         self._settings = settings
         self._patterns = patterns
         self._topics: Topics | None = None  # topics at the last comparison
@@ -62,7 +54,7 @@ class Expiry:
         return min(dues, default=None)
 
     def tick(self, now: Instant, topics: Topics) -> list[StateRecord]:
-        """Return the records of the changes that are due at ``now``, at most about MAX_RECORDS_PER_TICK."""
+        """Return records of changes that are due at ``now``. Further changes follow in the next calls."""
         records: list[StateRecord] = []
         if topics is not self._topics:
             self._compare_topics(records, now, topics)
@@ -138,7 +130,7 @@ class Expiry:
             emptied_ms = group.state.emptied_ms
             if not group.offsets:
                 is_due = now.wall_ms - emptied_ms >= self._settings.retention_check_interval_ms
-                if is_due and not self._pending.keys_of(group.group_id):
+                if is_due:
                     records += self.tombstones(group)
                 continue
             if emptied_ms != NO_TIMESTAMP and now.wall_ms - emptied_ms < self._settings.offsets_retention_ms:
@@ -147,8 +139,9 @@ class Expiry:
             records += self._expired_offsets(group, now)
 
     def _expired_offsets(self, group: Group, now: Instant) -> list[StateRecord]:
-        """Return tombstones for the group's offsets whose retention time is over."""
-        pending = {(key.topic, key.partition) for key in self._pending.keys_of(group.group_id)}
+        """Return tombstones for the group's offsets whose retention time is over, except those that an open
+        transaction may change."""
+        pending = set(group.offsets.staged)
         expired: list[StateRecord] = []
         for topic, partition in group.offsets:
             value = group.offsets.get(topic, partition)

@@ -51,9 +51,9 @@ class Session:
 class Group:
     """The state of one group.
 
-    Invariants: ``owners`` has the only owner (R38) of each partition that a member owns or must still
-    release. ``instances`` maps the instance ids of ``members`` to member ids. ``sessions`` and ``members``
-    have the same keys.
+    Invariants: ``owners`` maps a partition to the member that owns it or must still release it. There is at
+    most one such member (R38). ``instances`` maps the instance ids of ``members`` to member ids. ``sessions``
+    and ``members`` have the same keys.
     """
 
     def __init__(self, group_id: str) -> None:
@@ -96,7 +96,7 @@ class Group:
         return STABLE if is_settled else RECONCILING
 
     def replay_group(self, state: GroupState | None) -> None:
-        """Replay the record of the group itself."""
+        """Replay the record of the group's state. None means that the record was deleted."""
         self.state = state or NO_STATE
         if state is not None:
             if len(self.names) > 2 * len(state.topics) + 16:
@@ -117,14 +117,14 @@ class Group:
     def replay_target(
         self, member_id: str, target: Partitions, names: Mapping[str, str], now: Instant
     ) -> None:
-        """Replay a member's target. ``names`` maps the topic ids in it to names."""
+        """Replay a member's target. ``names`` maps the topic ids of the target to names."""
         self.names.update(names)
         self._put(member_id, self._member(member_id, now)._replace(target=target))
 
     def replay_current(
         self, member_id: str, current: CurrentAssignment, names: Mapping[str, str], now: Instant
     ) -> None:
-        """Replay a member's current assignment. ``names`` maps the topic ids in it to names."""
+        """Replay a member's current assignment. ``names`` maps its topic ids to names."""
         self.names.update(names)
         member = self._member(member_id, now)
         before = member.current
@@ -143,7 +143,7 @@ class Group:
         self._put(member_id, member._replace(current=current))
 
     def replay_event(self, slot: int, event: GroupEvent | None) -> None:
-        """Replay the record of a generation's cause. None means that the record was deleted."""
+        """Replay the event in ``slot``: the cause of a generation. None means that its record was deleted."""
         if event is None:
             self._events.pop(slot, None)
         else:
@@ -187,7 +187,10 @@ class Group:
 
 
 def new_group(groups: Mapping[str, Group], group_id: str, settings: GroupSettings) -> Group:
-    """Return a new group named ``group_id``. Raises PolicyViolationError if ``groups`` is full (S26)."""
+    """Return a new group, which the caller may add to ``groups``.
+
+    Raises PolicyViolationError if ``groups`` already has group.max.count groups (S26).
+    """
     if len(groups) >= settings.max_count:
         raise PolicyViolationError(
             f"the coordinator of group {group_id!r} has group.max.count={settings.max_count} groups",

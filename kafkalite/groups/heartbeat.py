@@ -3,15 +3,20 @@
 ::
 
     member_epoch   known member                                        unknown member
-    0              receives its assignment again                       joins, or replaces its instance
+    0              receives its assignment again                       joins
     -1             is removed; its partitions become available         UNKNOWN_MEMBER_ID
     -2             static: owns nothing, but keeps its target          UNKNOWN_MEMBER_ID
     current        is reconciled, and receives any change              UNKNOWN_MEMBER_ID
     previous ...   missed a response; receives the assignment again    UNKNOWN_MEMBER_ID
-    any other      FENCED_MEMBER_EPOCH                                 UNKNOWN_MEMBER_ID
+    other, > 0     FENCED_MEMBER_EPOCH                                 UNKNOWN_MEMBER_ID
 
 "previous ..." means all epochs since the last one that the member sent: it may have missed several responses.
-A heartbeat with an instance id that now belongs to another member receives FENCED_INSTANCE_ID.
+If a request with such an epoch lists partitions outside of the member's assignment, the member receives
+FENCED_MEMBER_EPOCH instead.
+
+An unknown member may have the instance id of an existing member. With epoch 0 it replaces that member if that
+member has left with epoch -2; otherwise it receives UNRELEASED_INSTANCE_ID. With any other epoch it receives
+FENCED_INSTANCE_ID.
 """
 
 from __future__ import annotations
@@ -79,11 +84,10 @@ class HeartbeatRules:
         raise InvalidRequestError(f"member epoch {epoch} is not valid: it is -2, -1, 0 or more")
 
     def has_update(self, request: ConsumerGroupHeartbeatRequest) -> bool:
-        """Whether the response to the heartbeat must be sent now, because something has changed.
+        """Whether the response to the heartbeat must be sent now, because it has a change or an error.
 
-        If False, the response would contain no change of the assignment, so the coordinator may hold the
-        response back. ``decide`` then returns records only if the member has not yet received the current
-        group epoch.
+        If False, the response would contain no change of the assignment, so the coordinator may hold it back.
+        ``decide`` then returns records only if the member has not yet received the current group epoch.
         """
         group = self._groups.get(request.group_id)
         member = group.members.get(request.member_id) if group is not None else None
@@ -183,7 +187,11 @@ class HeartbeatRules:
         return Decision(tuple(change.records), self._response(request, current.member_epoch, assignment))
 
     def _predecessor(self, group: Group, member_id: str, instance_id: str | None) -> str | None:
-        """Return the id of the existing member with the joining member's id or instance id, or None."""
+        """Return the id of the existing member with this member id or instance id, or None.
+
+        Raises InvalidRequestError if the member with this member id has another instance id. Raises
+        UnreleasedInstanceIdError if another member has this instance id and has not left.
+        """
         member = group.members.get(member_id)
         if member is not None:
             if member.subscription.instance_id != instance_id:

@@ -1,9 +1,9 @@
-"""The group coordinator: decides requests and expirations for a part of all groups.
+"""The group coordinator: decides the requests for its groups, and when members, offsets and groups expire.
 
 One coordinator has the groups of one partition of ``__consumer_offsets``. ``decide`` and ``tick`` return
-records; the groups change when these are replayed. The only state that ``decide`` changes directly is in
-memory: the time of each member's last request, the partitions that it listed, and the connection on which it
-commits. A new coordinator gets them from the next requests.
+records; the groups change when these are replayed. Apart from caches, ``decide`` directly changes only the
+members' ``Session`` objects, which are not in the log. A new coordinator gets their content from the next
+requests.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class GroupMachine:
     """The groups of one partition of ``__consumer_offsets``.
 
     The argument ``topics`` of ``decide`` and ``tick`` must be a new mapping object after every change of a
-    topic, and the same object otherwise, because pattern matches are cached for that object.
+    topic, because the machine detects changes by the identity of the object.
     """
 
     def __init__(self, settings: GroupSettings | None = None) -> None:
         self.settings = settings or GroupSettings()
         self.groups: dict[str, Group] = {}  #: by group id, without groups that are ``is_gone``
-        self._pending = PendingOffsets()
+        self._pending = PendingOffsets(self._stage)
         patterns = PatternCache()
         self._heartbeats = HeartbeatRules(self.groups, self.settings, patterns)
         self._offsets = OffsetRules(self.groups, self._pending, self.settings, patterns)
-        self._expiry = Expiry(self.groups, self._pending, self.settings, patterns)
+        self._expiry = Expiry(self.groups, self.settings, patterns)
         self.has_update = self._heartbeats.has_update
 
     def __len__(self) -> int:
@@ -83,7 +83,8 @@ class GroupMachine:
         raise TypeError(f"a group coordinator does not handle {type(command).__name__}")
 
     def tick(self, now: Instant, topics: Topics) -> Decision:
-        """Return records for expirations and topic changes, at most about a thousand in one call."""
+        """Return records of due expirations and topic changes. If many groups change, later calls return the
+        rest."""
         return Decision(tuple(self._expiry.tick(now, topics)))
 
     def next_deadline_ms(self) -> int | None:
@@ -91,7 +92,7 @@ class GroupMachine:
         return self._expiry.next_deadline_ms()
 
     def on_loaded(self, now: Instant) -> None:
-        """Start all sessions. Called when all records are replayed."""
+        """Restart all sessions, and schedule the first checks of ``tick``. Called after the last replay."""
         for group in self.groups.values():
             group.on_loaded(now)
         self._expiry.begin(now)
@@ -107,7 +108,7 @@ class GroupMachine:
             elif group.members:
                 error = NonEmptyGroupError(f"group {group_id!r} has members: {len(group.members)}")
             else:
-                keys = {*group.offsets, *((k.topic, k.partition) for k in self._pending.keys_of(group_id))}
+                keys = {*group.offsets, *group.offsets.staged}
                 records += [offset_tombstone(group_id, topic, number) for topic, number in sorted(keys)]
                 records += self._expiry.tombstones(group)
             outcome = (_NONE, None) if error is None else (int(error.code), str(error))
@@ -118,7 +119,8 @@ class GroupMachine:
         """Replay a record of the log. If the record is part of an open transaction, ``producer_id`` is that
         transaction's producer id.
 
-        Raises StorageError if the kind or version of the record is unknown.
+        Raises StorageError if the record is malformed or its kind or version is unknown. The value of an
+        offset is not checked here, but when it is read.
         """
         key, value = record
         parts = record_codec.parse_key(key)
@@ -156,6 +158,14 @@ class GroupMachine:
             self._pending.overrule(key)
         self._put_offset(key, value)
 
+    def _stage(self, key: OffsetKey, change: int) -> None:
+        """Count the offsets of a group in open transactions. They keep a group, and limits count it (S26)."""
+        group = self.groups.get(key.group_id)
+        if group is None:
+            group = self.groups[key.group_id] = Group(key.group_id)
+        group.offsets.stage(key.topic, key.partition, change)
+        self._drop_if_gone(group)
+
     def _put_offset(self, key: OffsetKey, value: bytes | None) -> None:
         group_id, topic, partition = key
         group = self.groups.get(group_id)
@@ -172,6 +182,6 @@ class GroupMachine:
             self.groups.pop(group.group_id, None)
 
     def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
-        """Apply the pending offsets of a producer's ended transaction, or drop them if it aborted (R35)."""
+        """Apply a transaction's pending offsets, or drop them if ``is_commit`` is False (R35)."""
         for key, value in self._pending.end(producer_id, is_commit=is_commit):
             self._put_offset(key, value)

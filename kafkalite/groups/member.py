@@ -16,7 +16,7 @@ STATIC_LEAVE_EPOCH: Final = -2
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition, identified by topic id, so that a topic created again under its name is another topic."""
+    """A partition, identified by topic id, because a topic that is created again has another id."""
 
     topic_id: str
     partition: int
@@ -27,7 +27,7 @@ NO_PARTITIONS: Final[Partitions] = frozenset()
 
 
 class Subscription(NamedTuple):
-    """The topics or the pattern that a member subscribes to, and the id and host of its client."""
+    """The topics and the pattern to which a member subscribes, and the member's other properties."""
 
     instance_id: str | None
     client_id: str
@@ -69,7 +69,7 @@ class Member(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Return Stable, Unrevoked (must release partitions) or Unreleased (waits for other members)."""
+        """Return Unrevoked (must release partitions), Unreleased (lacks some of its target) or Stable."""
         if self.current.revoking or not self.current.assigned <= self.target:
             return "Unrevoked"
         return "Stable" if self.target == self.current.assigned else "Unreleased"

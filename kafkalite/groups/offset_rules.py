@@ -64,8 +64,9 @@ class OffsetRules:
     def commit(self, request: _Commit, caller: Caller, now: Instant, topics: Topics) -> Decision:
         """Commit each valid offset; each invalid one gets its own error in the response.
 
-        The offsets of a TxnOffsetCommitRequest are pending until its transaction ends. Raises the errors of
-        ``check_member`` (R35, R39) and ``check_connection`` (R56).
+        The offsets of a TxnOffsetCommitRequest are pending until its transaction ends. Raises
+        InvalidGroupIdError, and the errors of ``check_member`` (R35, R39), ``check_connection`` (R56) and
+        ``new_group`` (S26).
         """
         self.check_member(request)
         if not 0 < len(request.group_id) <= MAX_NAME_LENGTH:
@@ -77,14 +78,14 @@ class OffsetRules:
         if session is not None and isinstance(request, OffsetCommitRequest):
             self.check_connection(request, caller, session)
             session.commit_connection = caller.connection
-        left_count = self._settings.max_offsets - len(group.offsets)
+        left_count = self._settings.max_offsets - group.offsets.used
         may_exceed = len(request.offsets) > left_count
         records: list[StateRecord] = []
         results: list[CommittedOffset] = []
         for entry in request.offsets:
             try:
                 topic_id = self._check_offset(entry, topics)
-                if may_exceed and group.offsets.get(entry.topic, entry.partition) is None:
+                if may_exceed and self._adds_offset(request, group, entry):
                     left_count -= 1
                     self._check_offset_count(request.group_id, left_count)
             except BrokerError as error:
@@ -98,15 +99,28 @@ class OffsetRules:
         reply = TxnOffsetCommitResponse(_NONE, None, results)
         return Decision(tuple(records), reply, request.producer_id, request.producer_epoch)
 
+    def _adds_offset(self, request: _Commit, group: Group, entry: CommittedOffset) -> bool:
+        """Whether the group uses more of group.max.offsets after this commit (S26)."""
+        key = OffsetKey(request.group_id, entry.topic, entry.partition)
+        if isinstance(request, TxnOffsetCommitRequest):
+            is_repeated = self._pending.has(request.producer_id, key)
+            return not is_repeated and group.offsets.adds(entry.topic, entry.partition)
+        return not self._pending.is_pending(key) and group.offsets.adds(entry.topic, entry.partition)
+
     def _check_offset_count(self, group_id: str, left_count: int) -> None:
         if left_count < 0:
             raise PolicyViolationError(
                 f"group {group_id!r} would have more than group.max.offsets={self._settings.max_offsets}"
-                " committed offsets"
+                " offsets, committed or in open transactions",
+                hint="end open transactions ('kl txn list'), or raise group.max.offsets",
             )
 
     def check_member(self, request: _Commit | OffsetFetchRequest) -> None:
-        """Raise a BrokerError unless the sender is a current member or the group has no member (R35, R39)."""
+        """Raise a BrokerError if the sender may not commit or fetch offsets (R35, R39).
+
+        The sender may if it is a member and states its current epoch, or if the group has no members and the
+        request states a negative epoch. A commit must not state the instance id of another member.
+        """
         group = self._groups.get(request.group_id)
         if not isinstance(request, OffsetFetchRequest):
             check_instance(group, request.instance_id, request.member_id)
@@ -132,7 +146,7 @@ class OffsetRules:
     def check_connection(self, request: OffsetCommitRequest, caller: Caller, session: Session) -> None:
         """Raise InvalidRequestError if the member has already committed on a newer connection (R56).
 
-        The member has then closed this connection, so this commit is older than the commit on the newer
+        A member commits on one connection at a time, so it sent this commit before those on the newer
         connection.
         """
         if caller.connection < session.commit_connection:
@@ -162,7 +176,8 @@ class OffsetRules:
         return shape.topic_id
 
     def fetch(self, request: OffsetFetchRequest, topics: Topics) -> Decision:
-        """Return the committed offsets. Raises the errors of ``check_member`` for a member's request."""
+        """Return the committed offsets. If the request states a member id and epoch, raises the errors of
+        ``check_member``."""
         if request.member_id and request.member_epoch >= 0:
             self.check_member(request)
         group = self._groups.get(request.group_id)
@@ -170,8 +185,8 @@ class OffsetRules:
             wanted = [(entry.topic, entry.partition) for entry in request.partitions]
         else:
             found = set(group.offsets) if group is not None else set()
-            if request.require_stable:
-                found |= {(key.topic, key.partition) for key in self._pending.keys_of(request.group_id)}
+            if request.require_stable and group is not None:
+                found.update(group.offsets.staged)
             wanted = sorted(found)
         offsets: list[CommittedOffset] = []
         for topic, partition in wanted:
@@ -190,7 +205,10 @@ class OffsetRules:
         return Decision(reply=OffsetFetchResponse(_NONE, None, offsets))
 
     def delete(self, request: OffsetDeleteRequest, topics: Topics) -> Decision:
-        """Delete the requested offsets, except those of topics to which a member subscribes."""
+        """Delete the requested offsets, except those of topics to which a member subscribes.
+
+        Raises GroupIdNotFoundError.
+        """
         group = self._groups.get(request.group_id)
         if group is None:
             raise GroupIdNotFoundError(f"there is no group {request.group_id!r}")

@@ -27,7 +27,10 @@ class PatternCache:
         self._compile(pattern)
 
     def matches(self, pattern: str | None, topics: Topics) -> frozenset[str]:
-        """Return the existing topics whose whole names match the pattern; none if ``pattern`` is None."""
+        """Return the names in ``topics`` that match the pattern as a whole, except those of internal topics.
+
+        Returns an empty set if ``pattern`` is None or empty.
+        """
         if not pattern:
             return frozenset()
         if topics is not self._topics:

@@ -11,8 +11,9 @@
     [6, group, topic, partition]                    a committed offset
 
 A set of partitions is ``[[topic_id, topic, [partition, ...]], ...]``. The keys of events repeat after 64
-generations, so that compaction keeps the last 64 events of a group. An unknown kind or version is refused,
-because skipping a record would lead to a state other than that of the coordinator that wrote it.
+generations, so that compaction keeps the last 64 events of a group. An unknown kind or version raises
+StorageError, because skipping a record would lead to another state than that of the coordinator that wrote
+it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Shapes = Mapping[str, tuple[str, int]]
 
 
 class GroupState(NamedTuple):
-    """The value of a group's record."""
+    """The value of the record of a group's state."""
 
     group_epoch: int
     assignor: str
@@ -128,7 +129,8 @@ def key_of(kind: int, group_id: str, *rest: str | int) -> bytes:
 
 
 def parse_key(key: bytes) -> list[Any]:
-    """Return the decoded key ``[kind, group_id, ...]``. Raises StorageError for an unknown key."""
+    """Return the decoded key ``[kind, group_id, ...]``. Raises StorageError if the key is malformed or its
+    kind unknown."""
     try:
         parts: list[Any] = _unpack(key)
         layout = _LAYOUTS.get(parts[0])
@@ -140,9 +142,10 @@ def parse_key(key: bytes) -> list[Any]:
 
 
 def record(kind: int, value: Iterable[Any], *key: str | int, names: Names | None = None) -> StateRecord:
-    """Return an encoded record of the given kind. ``key`` is the group id and the rest of the key.
+    """Return an encoded record of the given kind. ``key`` is the record's key without the kind.
 
-    ``names`` must have the name of each topic in ``value`` that is given by its id.
+    ``names`` maps topic ids to the names that are stored with them in sets of partitions. For an id without a
+    name, "" is stored.
     """
     fields = [_VERSION, *value]
     for index, form in _LAYOUTS[kind].forms:
@@ -151,7 +154,10 @@ def record(kind: int, value: Iterable[Any], *key: str | int, names: Names | None
 
 
 def parse(kind: int, value: bytes) -> tuple[Any, dict[str, str]]:
-    """Return (the decoded value, {topic id: name} of the topics in it). Raises StorageError if malformed."""
+    """Return (the decoded value, {topic id: name} for its sets of partitions).
+
+    Raises StorageError if the value is malformed or its version is unknown.
+    """
     layout, names = _LAYOUTS[kind], dict[str, str]()
     try:
         version, *fields = _unpack(value)

@@ -5,7 +5,7 @@ Python's ``re`` backtracks: matching ``(a+)+b`` against thirty letters "a" takes
 therefore compiled to states that are followed in parallel (Thompson's construction; Kafka uses RE2 for the
 same reason).
 
-The syntax is the subset of ``re`` that needs no memory of earlier matches::
+The syntax is a subset of that of ``re``::
 
     alternation  = sequence, { "|", sequence }
     sequence     = { atom, [ ( "*" | "+" | "?" | "{m}" | "{m,}" | "{,n}" | "{m,n}" ), [ "?" ] ] }

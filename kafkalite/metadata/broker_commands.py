@@ -4,7 +4,9 @@ The states of a broker, as in Kafka's BrokerHeartbeatManager::
 
     registered, fenced ──heartbeat from a process that has replayed its registration (R22)──▶ live
     live ──no heartbeat for a session, or another process registers (R20)──▶ fenced
-    live ──heartbeat that wants to shut down──▶ shutting down ──leads nothing more──▶ fenced
+    live ──heartbeat that wants to shut down──▶ shutting down
+    shutting down ──leads no partition that another live broker could lead──▶ fenced
+    any ──UnregisterBroker, when the broker has no replica──▶ removed; its node id is retired
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
-from kafkalite.errors import BrokerError, BrokerIdNotRegisteredError, StaleBrokerEpochError
+from kafkalite.errors import (
+    BrokerError,
+    BrokerIdNotRegisteredError,
+    InvalidRequestError,
+    PolicyViolationError,
+    StaleBrokerEpochError,
+)
 from kafkalite.metadata.decision import (
     ControllerSettings,
     Decision,
@@ -23,7 +31,16 @@ from kafkalite.metadata.decision import (
 )
 from kafkalite.metadata.election import PartitionEdit
 from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, TopicImage
-from kafkalite.metadata.records import NO_LEADER, BrokerChangeRecord, MetadataRecord, ProducerIdsRecord
+from kafkalite.metadata.records import (
+    BROKER,
+    NO_LEADER,
+    BrokerChangeRecord,
+    ConfigRecord,
+    MetadataRecord,
+    ProducerIdsRecord,
+    UnregisterBrokerRecord,
+)
+from kafkalite.protocol.messages.admin import UnregisterBrokerRequest, UnregisterBrokerResponse
 from kafkalite.protocol.messages.cluster import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
@@ -55,7 +72,8 @@ class UnfenceBroker:
 
 @dataclass(frozen=True, slots=True)
 class BeginShutdown:
-    """Begin a broker's shutdown: it gets no new role, and its leaderships are transferred. Idempotent."""
+    """Begin a broker's shutdown: the broker gets no new role. Its leaderships are transferred to other live
+    ISR members where there are any. Idempotent."""
 
     node_id: int
     broker_epoch: int
@@ -63,7 +81,7 @@ class BeginShutdown:
 
 @dataclass(frozen=True, slots=True)
 class LoseReplicas:
-    """End the roles of a live broker's replicas that have gone offline or were found damaged (R26, R52)."""
+    """End the roles of a broker's replicas that have gone offline or were found damaged (R26, R52)."""
 
     node_id: int
     broker_epoch: int
@@ -96,17 +114,21 @@ def register_broker(
     The entry is appended only if the image is still the newest one, so every image at the registration offset
     or later contains the registration. A repeated request of the same process gets the same response.
 
-    After a clean stop, the broker's replicas stay eligible. After an unclean stop, replicas of topics with
-    durability=page-cache lose their eligibility, because records that were not synced may be lost. Replicas
-    of other topics stay eligible, but lead only after a comparison with the other replicas (R46). Replicas
-    also lose their eligibility if the data directory has changed or is an older copy (R51), or if they are
-    damaged. The only replica of a partition stays eligible even after an unclean stop, because no other
-    replica can have more records.
+    After a clean stop, the broker's replicas stay eligible. After an unclean stop, replicas lose their
+    eligibility if the effective durability of their topic is page-cache, because records that were not synced
+    may be lost. Otherwise they stay eligible, but lead only after a comparison with the other replicas of
+    their partitions (R46). Replicas also lose their eligibility if the data directory has changed or is an
+    older copy (R51), or if they are damaged. An unclean stop alone does not change the eligibility of the
+    only replica of a partition, because no other replica can have more records.
+
+    Error: POLICY_VIOLATION (the node id is retired).
     """
     earlier = image.brokers.get(command.node_id)
     if earlier is not None and command.incarnation_id and earlier.incarnation_id == command.incarnation_id:
         known = RegisterBrokerResponse(0, None, earlier.broker_epoch, earlier.registration_offset)
         return Decision(known)
+    if command.node_id in image.retired_brokers:
+        return Decision(RegisterBrokerResponse(*outcome(_retired(command.node_id)), -1, -1))
     registration_offset = image.metadata_offset + 1
     broker_epoch = registration_offset
     is_fenced = is_fenced_at_registration(earlier, settings)
@@ -130,6 +152,44 @@ def register_broker(
     if earlier is not None:
         records += _take_over(image, command, earlier, is_fenced=is_fenced, settings=settings)
     return Decision(RegisterBrokerResponse(0, None, broker_epoch, registration_offset), records)
+
+
+def _retired(node_id: int) -> BrokerError:
+    return PolicyViolationError(
+        f"broker {node_id} was unregistered, and its node id is retired: give the node another node.id and an"
+        " empty data directory"
+    )
+
+
+def unregister_broker(
+    image: ClusterImage, command: UnregisterBrokerRequest, settings: ControllerSettings
+) -> Decision:
+    """Remove a broker from the cluster and retire its node id (KIP-631).
+
+    A process that still runs under this id stops, because the controller refuses to register it again.
+    Errors: BROKER_ID_NOT_REGISTERED, INVALID_REQUEST (the node is a voter of the metadata quorum, or the only
+    node, or partitions have replicas on the broker).
+    """
+    node_id = command.node_id
+    if node_id not in image.brokers:
+        error: BrokerError = BrokerIdNotRegisteredError(f"broker {node_id} is not registered")
+        return Decision(UnregisterBrokerResponse(*outcome(error), node_id))
+    if node_id in settings.voters:
+        error = InvalidRequestError(
+            f"node {node_id} is a voter of the metadata quorum and stays registered: move its replicas with"
+            f" 'kl cluster decommission {node_id}', and let it run without them"
+        )
+        return Decision(UnregisterBrokerResponse(*outcome(error), node_id))
+    load = image.loads.get(node_id)
+    if load is not None:
+        error = InvalidRequestError(
+            f"broker {node_id} has {load.replicas} replicas: move them first, with 'kl cluster decommission"
+            f" {node_id}'"
+        )
+        return Decision(UnregisterBrokerResponse(*outcome(error), node_id))
+    overrides = image.configs_of(BROKER, str(node_id))
+    removed: list[MetadataRecord] = [ConfigRecord(BROKER, str(node_id), key, None) for key in overrides]
+    return Decision(UnregisterBrokerResponse(0, None, node_id), [*removed, UnregisterBrokerRecord(node_id)])
 
 
 def is_fenced_at_registration(earlier: BrokerState | None, settings: ControllerSettings) -> bool:
@@ -161,9 +221,11 @@ def _take_over(
     is_fenced: bool,
     settings: ControllerSettings,
 ) -> list[MetadataRecord]:
-    """Return the records for the partitions in which the earlier process had a role."""
+    """Return the records for the partitions in which the earlier process had a role, and for those of its
+    partitions that have no leader."""
     node_id = command.node_id
-    is_same_directory = earlier.directory_id in {"", command.directory_id}
+    # A single node that has the metadata has the directory, too: only its node.json was written again.
+    is_same_directory = settings.is_single_node or earlier.directory_id in {"", command.directory_id}
     has_lost_all = not is_same_directory or is_restored_directory(command, earlier)
     # The count of starts was missing or unreadable, so it does not show the age of the directory.
     has_lost_count = is_same_directory and command.start_count == 1
@@ -174,18 +236,21 @@ def _take_over(
     def is_affected(topic: TopicImage, state: PartitionState) -> bool:
         return has_part_in(state, node_id) or (state.leader == NO_LEADER and node_id in state.replicas)
 
+    broker_override = image.configs_of(BROKER, str(node_id)).get("durability")
+
     def has_synced(topic: TopicImage) -> bool:
-        return (
-            command.counts_synced_only and image.topic_configs(topic.name).get("durability") != "page-cache"
-        )
+        # An override with fsync may be newer than records that were counted before.
+        override = image.topic_configs(topic.name).get("durability", broker_override)
+        return command.counts_synced_only and override != "page-cache"
 
     def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
         end_earlier_process(change, node_id)
-        if has_lost_all and not (has_lost_count and len(change.before.replicas) == 1):
+        is_only_copy = change.before.is_only_copy(node_id)
+        if has_lost_all and not (has_lost_count and is_only_copy):
             change.forget(node_id)
         elif (topic.topic_id, number) in damaged:
             _forget_damaged(change, node_id)
-        elif len(change.before.replicas) == 1:
+        elif is_only_copy:
             change.restore(node_id)
         elif not was_clean and has_synced(topic):
             mark_unverified(change, node_id)
@@ -197,13 +262,13 @@ def _take_over(
 
 
 def mark_unverified(change: PartitionEdit, node_id: int) -> None:
-    """Mark the replica as unverified: its disk may have lost synced records, so it leads only after a
-    comparison of logs (R46)."""
+    """Mark the replica as unverified if it is eligible: its disk may have lost synced records, so it leads
+    only after a comparison of logs (R46)."""
     change.mark_unverified(node_id)
 
 
 def _forget_damaged(change: PartitionEdit, node_id: int) -> None:
-    if len(change.before.replicas) == 1:
+    if change.before.is_only_copy(node_id):
         change.remember_damaged(node_id)
     else:
         change.forget(node_id)
@@ -228,7 +293,11 @@ def change_broker(image: ClusterImage, command: BrokerChange, *, settings: Contr
 
 
 def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSettings) -> list[MetadataRecord]:
-    """Return the records that end the broker's leaderships and ISR memberships (R23, R16)."""
+    """Return the records that fence the broker, and end its leaderships and ISR memberships (R23, R16).
+
+    A broker that was shutting down keeps this flag. It distinguishes an orderly stop from a broker whose
+    heartbeats stopped unexpectedly.
+    """
     if broker.is_fenced:
         return []
     node_id = broker.node_id
@@ -239,13 +308,14 @@ def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSetting
         change.elect(live, unclean=allows_unclean_election(image, topic, settings))
 
     return [
-        _change(broker, is_fenced=True, is_shutting_down=False),
+        _change(broker, is_fenced=True, is_shutting_down=broker.is_shutting_down),
         *edit_partitions(image, lambda _, state: node_id in state.isr, edit),
     ]
 
 
 def _unfence(image: ClusterImage, broker: BrokerState, settings: ControllerSettings) -> list[MetadataRecord]:
-    """Return the records that unfence the broker and make it lead partitions that have no leader."""
+    """Return the records that unfence the broker and, if possible, elect leaders of its partitions that have
+    none."""
     if not broker.is_fenced:
         return []
     node_id = broker.node_id
@@ -313,8 +383,9 @@ def heartbeat_change(
 ) -> list[BrokerChange]:
     """Return the changes that a broker's heartbeat requires; usually there are none.
 
-    A fenced broker stays fenced until it has replayed the metadata up to ``fenced_offset``.
-    ``known_damaged`` are the damaged replicas that an earlier heartbeat of the broker listed.
+    A fenced broker stays fenced until it has replayed its registration and the metadata up to
+    ``fenced_offset``. ``known_damaged`` has the replicas that the broker's previous heartbeat or registration
+    listed as damaged.
     """
     broker = image.brokers[request.node_id]
     node_id, broker_epoch = broker.node_id, broker.broker_epoch
@@ -354,7 +425,7 @@ def _counts(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:
     state = image.partition_of(replica.topic_id, replica.partition)
     if state is None or not has_part_in(state, node_id):
         return False
-    return len(state.replicas) > 1 or node_id not in state.last_known_elr
+    return not state.is_only_copy(node_id) or node_id not in state.last_known_elr
 
 
 def must_renew_epoch(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:
@@ -369,7 +440,7 @@ def must_renew_epoch(image: ClusterImage, node_id: int, replica: DamagedReplica)
 
 
 def may_shut_down(image: ClusterImage, node_id: int) -> bool:
-    """Whether the broker may stop: it leads no partition that another live broker could lead."""
+    """Whether the broker may stop: it leads no partition of which another ISR member is live."""
     live = image.live_brokers() - {node_id}
     return not any(
         state.leader == node_id and any(each in live for each in state.isr)
@@ -383,7 +454,8 @@ def _change(broker: BrokerState, *, is_fenced: bool, is_shutting_down: bool) -> 
 
 
 def allocate_producer_ids(image: ClusterImage, command: AllocateProducerIdsRequest) -> Decision:
-    """Return a block of producer ids that were never allocated before. Raises the errors of ``broker_of``."""
+    """Allocate a block of producer ids that were never allocated before. The errors are those of
+    ``broker_of``; the reply has their code."""
     try:
         broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:

@@ -1,8 +1,8 @@
-"""The quotas of clients in the metadata: whom a quota is for, its keys, and which one applies (KIP-546).
+"""The quotas of clients in the metadata: their keys, and the choice of the quota that applies (KIP-546).
 
-Names and precedence are Kafka's. A quota of an entity bounds one key, such as producer_byte_rate. It is for a
-user, a client id, or both together, or for the address from which connections come; each by name or as the
-default of all names that have no quota of their own.
+Names and precedence are Kafka's. A quota of an entity bounds one key, such as producer_byte_rate. The entity
+is a user, a client id, both together, or the address from which connections come. Each of these parts is a
+name, or the default for all names without a quota of their own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Quotas = Mapping[QuotaEntity, Mapping[str, float]]
 
 
 class AppliedQuota(NamedTuple):
-    """The quota that applies to a client. Clients with the same ``user`` and ``client_id`` here share it."""
+    """The quota that applies to a client. All clients with this ``user`` and ``client_id`` share it."""
 
     entity: QuotaEntity  #: for which it is set
     bound: float
@@ -45,8 +45,9 @@ class AppliedQuota(NamedTuple):
 def applied_quota(quotas: Quotas, key: str, user: str, client_id: str) -> AppliedQuota | None:
     """Return the quota of the client for ``key``, or None if it has none.
 
-    It is the most specific one that is set, as in Kafka: a user's before a default user's, both before those
-    of client ids; and under each, that of the client id, of the default client id, of the user alone.
+    The quota is that of the first of these entities, as in Kafka: (user, client id), (user, default client
+    id), user, (default user, client id), (default user, default client id), default user, client id, default
+    client id.
     """
     for entity, user_shared, client_shared in _levels(user, client_id):
         bound = quotas.get(entity, {}).get(key)
@@ -56,8 +57,8 @@ def applied_quota(quotas: Quotas, key: str, user: str, client_id: str) -> Applie
 
 
 def _levels(user: str, client_id: str) -> Iterator[tuple[QuotaEntity, str | None, str | None]]:
-    """Yield (entity, user, client id) from the most specific to the least. The last two are those of
-    ``AppliedQuota``."""
+    """Yield (entity, user, client id), from the most specific entity to the least. User and client id are the
+    fields of ``AppliedQuota``."""
     for name in (user, DEFAULT_ENTITY):
         yield QuotaEntity(name, client_id), user, client_id
         yield QuotaEntity(name, DEFAULT_ENTITY), user, client_id
@@ -67,7 +68,8 @@ def _levels(user: str, client_id: str) -> Iterator[tuple[QuotaEntity, str | None
 
 
 def connection_rate(quotas: Quotas, ip: str) -> float | None:
-    """Return the connection_creation_rate of an address, or None if it has none."""
+    """Return the connection_creation_rate of an address or else of the default address. Return None if there
+    is none."""
     for entity in (QuotaEntity(ip=ip), QuotaEntity(ip=DEFAULT_ENTITY)):
         bound = quotas.get(entity, {}).get(CONNECTION_CREATION_RATE)
         if bound is not None:

@@ -64,7 +64,8 @@ def alter_configs(
 def _consequences(
     image: ClusterImage, changes: list[MetadataRecord], settings: ControllerSettings
 ) -> list[MetadataRecord]:
-    """Return the partition records that ``changes`` of configs require. All must be committed in one entry.
+    """Return the partition records that ``changes`` of configs require. They must be committed in the same
+    entry as ``changes``.
 
     A smaller min.insync.replicas lets a leader commit without replicas that are in the ELR. These replicas
     are removed from the ELR before any leader can use the new value. If unclean elections become allowed,

@@ -1,13 +1,14 @@
 """The controller's decisions: (image, command) → records to commit, and the reply to send afterwards.
 
-Commands and replies are the protocol's structs. Commands that no client sends are defined in the module
-that decides them: ``topic_commands``, ``config_commands``, ``broker_commands``, ``partition_commands``.
-A decision changes nothing by itself. It is valid only for the image on which it was made, and takes effect
-when its records are committed and replayed (R18). ``now_ms`` is the wall clock; it is stored in records but
-never compared.
+Commands and replies are the protocol's structs. Commands that are not sent in requests are defined in the
+module that decides them: ``broker_commands``, ``partition_commands``,
+``reassignment_commands`` or ``recovery``. A decision changes
+nothing by itself. It is valid only for the image on which it was made, and takes effect when its records are
+committed and replayed (R18). ``now_ms`` is the wall clock; it is stored in records but never compared.
 
-Errors are Kafka's codes, one for each item, in the order of the request. A refused item does not affect the
-others. If a name occurs twice in one request, both items are refused, as in Kafka.
+Errors are Kafka's codes, usually one for each item, in the order of the request. A refused item does not
+prevent the others. If a request to create topics, delete topics or add partitions names a topic more than
+once, all items of this topic are refused, as in Kafka.
 
 Deviation from Kafka: topics whose names differ only in ``.`` and ``_`` may coexist. Kafka refuses them
 because its metric names would collide; kafkalite's metric names keep both characters.
@@ -26,6 +27,7 @@ from kafkalite.metadata.broker_commands import (
     allocate_producer_ids,
     change_broker,
     register_broker,
+    unregister_broker,
 )
 from kafkalite.metadata.config_commands import alter_configs
 from kafkalite.metadata.decision import ControllerSettings, Decision
@@ -38,6 +40,12 @@ from kafkalite.metadata.partition_commands import (
     elect_leaders,
 )
 from kafkalite.metadata.quota_commands import alter_client_quotas
+from kafkalite.metadata.reassignment_commands import (
+    ContinueReassignments,
+    alter_partition_reassignments,
+    continue_reassignments,
+    list_partition_reassignments,
+)
 from kafkalite.metadata.recovery import (
     PartitionKey,
     RecoverLeaders,
@@ -51,10 +59,13 @@ from kafkalite.metadata.topic_commands import create_partitions, create_topics, 
 from kafkalite.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterConfigsRequest,
+    AlterPartitionReassignmentsRequest,
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteTopicsRequest,
     ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
+    UnregisterBrokerRequest,
 )
 from kafkalite.protocol.messages.cluster import (
     AllocateProducerIdsRequest,
@@ -78,6 +89,7 @@ Command = (
     | AlterConfigsRequest
     | AlterClientQuotasRequest
     | RegisterBrokerRequest
+    | UnregisterBrokerRequest
     | FenceBroker
     | UnfenceBroker
     | BeginShutdown
@@ -87,6 +99,9 @@ Command = (
     | CheckpointHighWatermarksRequest
     | ElectLeadersRequest
     | BalanceLeaders
+    | AlterPartitionReassignmentsRequest
+    | ListPartitionReassignmentsRequest
+    | ContinueReassignments
     | RecoverLeaders
     | ReplaceShortLeaders
     | CreateAclsRequest
@@ -111,13 +126,15 @@ def decide(
     """
     match command:
         case AlterPartitionRequest():
-            return alter_partition(image, command)
+            return alter_partition(image, command, settings)
         case CheckpointHighWatermarksRequest():
             return checkpoint_high_watermarks(image, command)
         case AllocateProducerIdsRequest():
             return allocate_producer_ids(image, command)
         case RegisterBrokerRequest():
             return register_broker(image, command, now_ms=now_ms, settings=settings)
+        case UnregisterBrokerRequest():
+            return unregister_broker(image, command, settings)
         case FenceBroker() | UnfenceBroker() | BeginShutdown() | LoseReplicas():
             return change_broker(image, command, settings=settings)
         case CreateTopicsRequest():
@@ -134,6 +151,12 @@ def decide(
             return elect_leaders(image, command, ends_of)
         case BalanceLeaders():
             return balance_leaders(image, command, settings=settings)
+        case AlterPartitionReassignmentsRequest():
+            return alter_partition_reassignments(image, command, settings)
+        case ListPartitionReassignmentsRequest():
+            return list_partition_reassignments(image, command)
+        case ContinueReassignments():
+            return continue_reassignments(image, command, settings)
         case RecoverLeaders():
             return recover_leaders(image, command, settings)
         case ReplaceShortLeaders():

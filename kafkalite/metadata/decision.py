@@ -1,4 +1,4 @@
-"""What all decisions share: controller settings, the type of a decision, effective topic configs."""
+"""The parts that decisions have in common: the type of a decision, controller settings, topic configs."""
 
 # Tests: tests/metadata/test_controller.py
 
@@ -47,6 +47,9 @@ class ControllerSettings:
     imbalance_per_broker_percentage: int = 10
     unclean_recovery_strategy: str = "balanced"  #: none, balanced or aggressive (R47)
     unclean_recovery_timeout_ms: int = 300_000
+    #: (name, replication factor) of the internal topics, which get more replicas when brokers join
+    internal_topics: tuple[tuple[str, int], ...] = ()
+    voters: frozenset[int] = frozenset()  #: node ids of the metadata quorum, which stay registered
     max_topics: int = 50_000
     max_partitions: int = 100_000  #: of all topics together
 
@@ -60,6 +63,19 @@ def min_insync_replicas(image: ClusterImage, topic: TopicImage) -> int:
     """
     text = image.topic_configs(topic.name).get("min.insync.replicas")
     return 1 if text is None else int(text)
+
+
+def copies_to_keep(image: ClusterImage, topic: TopicImage, settings: ControllerSettings) -> int:
+    """Return min.insync.replicas as the topic's leader uses it, if its broker has the same configuration as
+    the controller's node: the number of in-sync replicas that a reassignment must leave (R60).
+
+    Here a result that is too great only delays the end of a reassignment.
+    """
+    overrides = image.configs_of(BROKER, str(settings.node_id))
+    value = topic_defaults(overrides).get("min.insync.replicas") if overrides else None
+    default = settings.topic_defaults.get("min.insync.replicas", 1) if value is None else value
+    text = image.topic_configs(topic.name).get("min.insync.replicas")
+    return int(default if text is None else text)
 
 
 def allows_unclean_election(image: ClusterImage, topic: TopicImage, settings: ControllerSettings) -> bool:
@@ -79,7 +95,7 @@ def edit_partitions(
     edit: Callable[[TopicImage, int, PartitionEdit], None],
 ) -> list[MetadataRecord]:
     """Call ``edit(topic, partition number, change)`` for each partition for which ``is_affected`` returns
-    True. Return the records that store the changes."""
+    True. Return the records that store the changes that ``edit`` made."""
     records: list[MetadataRecord] = []
     for topic in image.topics.values():
         min_isr: int | None = None
@@ -99,8 +115,8 @@ def edit_records(
 ) -> list[MetadataRecord]:
     """Return the records that store ``change``, or an empty list if it changes nothing.
 
-    After an unclean election they also remove the checkpointed high watermark, because committed records may
-    be lost.
+    After an unclean election, the records also remove the checkpointed high watermark, because committed
+    records may be lost.
     """
     state = change.build()
     if state is None:

@@ -39,6 +39,7 @@ from kafkalite.metadata.records import (
     RemoveTopicRecord,
     ScramCredentialRecord,
     TopicRecord,
+    UnregisterBrokerRecord,
 )
 from kafkalite.model import QuotaEntity, TopicPartition
 from kafkalite.security.acls import AclBinding
@@ -50,7 +51,7 @@ W = TypeVar("W")
 
 
 class LocalPartition(NamedTuple):
-    """A partition that has a replica on the broker, with its new state."""
+    """A partition and its new state, or its last state if the broker's replica was removed."""
 
     topic_partition: TopicPartition
     topic_id: str
@@ -61,7 +62,7 @@ class LocalChanges(NamedTuple):
     """The changes that one broker must make after a delta, in the order of the fields.
 
     A topic that was deleted and created again under the same name is in ``deleted`` with its old topic id and
-    in ``created`` with its new one.
+    in ``created`` with its new one. A replica that was removed and added again is in both, too.
     """
 
     deleted: tuple[LocalPartition, ...] = ()  #: replicas removed from this broker, with their last states
@@ -99,6 +100,7 @@ class Delta:
         self._acls: dict[AclBinding, bool] = {}  # whether the rule exists
         self._credentials: dict[tuple[str, int], Credential | None] = {}
         self._client_quotas: dict[QuotaEntity, dict[str, float]] = {}  # all quotas of each changed entity
+        self._retired_brokers = image.retired_brokers
 
     @classmethod
     def to_snapshot(cls, image: ClusterImage, records: Iterable[MetadataRecord]) -> Delta:
@@ -113,6 +115,7 @@ class Delta:
         delta._acls = dict.fromkeys(image.acls, False)
         delta._credentials = dict.fromkeys(image.credentials)
         delta._client_quotas = {entity: {} for entity in image.client_quotas}
+        delta._retired_brokers = frozenset()
         for record in records:
             delta.replay(record)
         return delta
@@ -138,6 +141,7 @@ class Delta:
             case ConfigRecord():
                 self._replay_config(record)
             case BrokerRegistrationRecord():
+                assert record.node_id not in self._retired_brokers, f"a retired broker: {record}"
                 self._brokers[record.node_id] = record
             case BrokerChangeRecord():
                 broker = _latest(self._brokers, self.before.brokers, record.node_id)
@@ -146,6 +150,9 @@ class Delta:
                 self._brokers[record.node_id] = broker._replace(
                     is_fenced=record.is_fenced, is_shutting_down=record.is_shutting_down
                 )
+            case UnregisterBrokerRecord():
+                self._brokers[record.node_id] = None
+                self._retired_brokers |= {record.node_id}
             case HighWatermarksRecord():
                 for topic_id, number, end in record.high_watermarks:
                     marked = self._topic(topic_id)
@@ -181,6 +188,8 @@ class Delta:
         assert record.leader == NO_LEADER or record.leader in record.isr, (
             f"the leader is not in sync: {record}"
         )
+        assert set(record.target_replicas).issubset(replicas), f"a target outside the replicas: {record}"
+        assert {node_id for node_id, _ in record.added_replicas}.issubset(replicas), f"not added: {record}"
         partitions = self._edit(record.topic_id).partitions
         state = PartitionState(*record[2:])
         if record.partition == len(partitions):
@@ -190,6 +199,7 @@ class Delta:
         before = partitions[record.partition]
         assert record.leader_epoch >= before.leader_epoch, f"the leader epoch goes back: {record}"
         assert record.partition_epoch >= before.partition_epoch, f"the partition epoch goes back: {record}"
+        assert replicas == before.replicas or removes_in_new_epoch(before, state), f"R61: {record}"
         partitions[record.partition] = state
 
     def _replay_config(self, record: ConfigRecord) -> None:
@@ -259,6 +269,7 @@ class Delta:
             self._changed_acls(),
             _changed(before.credentials, self._credentials),
             _changed(before.client_quotas, self._client_quotas),
+            self._retired_brokers,
         )
         return self.after
 
@@ -270,7 +281,7 @@ class Delta:
         return (self.before.acls | self._acls.keys()) - removed
 
     def _loads(self, topics_by_id: Mapping[str, TopicImage]) -> Mapping[int, BrokerLoad]:
-        """Return each broker's load after this delta. Examines only partitions whose replicas changed."""
+        """Return each broker's load after this delta. Counts only partitions whose replicas changed."""
         changes: Counter[tuple[int, bool]] = Counter()  # (node, whether it is the preferred leader)
         for topic_id in self._topics:
             old, new = self.before.topics_by_id.get(topic_id), topics_by_id.get(topic_id)
@@ -317,6 +328,9 @@ class Delta:
             deleted += [item for number, item in earlier.items() if number not in present]
             for number, item in present.items():
                 known = earlier.get(number)
+                if known is not None and was_added_again(known.state, item.state, broker_id):
+                    deleted.append(known)
+                    known = None
                 if known is None:
                     created.append(item)
                 if known is None or known.state != item.state:
@@ -351,13 +365,25 @@ class Delta:
         return changed is not None and changed != self.before.configs.get(resource, {})
 
 
+def removes_in_new_epoch(before: PartitionState, after: PartitionState) -> bool:
+    """Whether a change that removes a replica begins a new leader epoch, in which no earlier position of the
+    replica counts (R61)."""
+    return set(before.replicas).issubset(after.replicas) or after.leader_epoch > before.leader_epoch
+
+
+def was_added_again(before: PartitionState, after: PartitionState, node_id: int) -> bool:
+    """Whether a replica was removed and added again between two states (R62)."""
+    epoch = after.replica_epoch(node_id)
+    return epoch > 0 and epoch != before.replica_epoch(node_id)
+
+
 def _latest(changes: Mapping[K, V | None], before: Mapping[K, W], key: K) -> V | W | None:
     return changes[key] if key in changes else before.get(key)
 
 
 def _changed(table: Mapping[K, V], changes: Mapping[K, V | None]) -> Mapping[K, V]:
     """Return a copy of ``table`` with the changes, or ``table`` itself if there are none. A value that is
-    None or empty removes the key."""
+    None, 0 or empty removes the key."""
     if not changes:
         return table
     changed = dict(table)

@@ -24,6 +24,7 @@ from kafkalite.metadata.records import (
     ProducerIdsRecord,
     ScramCredentialRecord,
     TopicRecord,
+    UnregisterBrokerRecord,
 )
 from kafkalite.model import QuotaEntity
 from kafkalite.security.acls import AclBinding
@@ -40,10 +41,11 @@ class PartitionState(NamedTuple):
 
     Invariants: isr, elr and last_known_elr are disjoint subsets of replicas, in the same order; unverified is
     a subset of elr. The leader is in isr, or -1. leader_epoch and partition_epoch never decrease. Every
-    verified member of isr and elr has all committed records (R16, I2); the disk of an unverified member may
-    have lost some unnoticed. While elr has a member, the leader commits nothing (R9, R57). Members of
-    last_known_elr have lost their eligibility. idle_epoch is at most the leader epoch; while they are equal,
-    the leader has committed nothing since a comparison of logs made it the leader (R50).
+    member of isr, and every member of elr that is not in unverified, has all committed records (R16, I2). The
+    disk of a member of unverified may have lost some unnoticed. While elr has a member, the leader commits
+    nothing (R9, R57). Members of last_known_elr have lost their eligibility. idle_epoch is at most the leader
+    epoch; while they are equal, the leader has committed nothing since a comparison of logs made it the
+    leader (R50).
     """
 
     replicas: tuple[int, ...]  #: the first is the preferred leader
@@ -56,6 +58,49 @@ class PartitionState(NamedTuple):
     unverified: tuple[int, ...] = ()  #: restarted uncleanly; lead only after a comparison of logs (R46)
     loss_epoch: int = -1  #: leader epoch of the latest unclean election; -1: there was none (R49)
     idle_epoch: int = -1  #: epoch of a leader elected by comparison, while it commits nothing; else -1 (R50)
+    target_replicas: tuple[int, ...] = ()  #: the replicas after the present reassignment; () without one
+    #: (node id, partition epoch of the addition) of each replica that the reassignment has added
+    added_replicas: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_reassigning(self) -> bool:
+        return bool(self.target_replicas)
+
+    @property
+    def final_replicas(self) -> tuple[int, ...]:
+        """Return the replicas after the present reassignment, or the present ones without a reassignment."""
+        return self.target_replicas or self.replicas
+
+    @property
+    def original_replicas(self) -> tuple[int, ...]:
+        """Return the replicas before the reassignment, to which its cancellation returns."""
+        added = {node_id for node_id, _ in self.added_replicas}
+        return tuple([node_id for node_id in self.replicas if node_id not in added])
+
+    @property
+    def adding_replicas(self) -> tuple[int, ...]:
+        """Return the replicas that the reassignment adds to the original ones, in the order of its target."""
+        original = self.original_replicas
+        return tuple([node_id for node_id in self.target_replicas if node_id not in original])
+
+    @property
+    def removing_replicas(self) -> tuple[int, ...]:
+        """Return the replicas that leave when the reassignment completes."""
+        final = self.final_replicas
+        return tuple([node_id for node_id in self.replicas if node_id not in final])
+
+    def replica_epoch(self, node_id: int) -> int:
+        """Return the partition epoch in which the present reassignment added the replica; 0 if it is an
+        original one (R62)."""
+        return next((epoch for added, epoch in self.added_replicas if added == node_id), 0)
+
+    def is_only_copy(self, node_id: int) -> bool:
+        """Whether no other replica can have records that ``node_id`` lacks: it is the only replica, or all
+        others were added by the present reassignment and have no role yet."""
+        if self.replicas == (node_id,):
+            return True
+        members = self.isr + self.elr + self.last_known_elr
+        return self.original_replicas == (node_id,) and set(members) <= {node_id}
 
 
 class TopicImage(NamedTuple):
@@ -79,7 +124,7 @@ class BrokerLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClusterImage:
-    """The complete cluster state. Images share their mappings, so never modify one.
+    """The complete cluster state. Images share their mappings, so never modify a mapping.
 
     Invariants: ``topics`` and ``topics_by_id`` hold the same objects. Every topic named in ``configs``
     exists.
@@ -98,6 +143,7 @@ class ClusterImage:
     #: (user, mechanism) → credential. The user "" is the decoy, which unknown users seem to have.
     credentials: Mapping[tuple[str, int], Credential] = field(default_factory=dict)
     client_quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)  #: by key
+    retired_brokers: frozenset[int] = frozenset()  #: node ids that may not register again
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
         """Return the topic's overrides as {name: text}, empty if it has none."""
@@ -125,6 +171,8 @@ class ClusterImage:
 
     def to_records(self) -> Iterator[MetadataRecord]:
         """Yield the records that build this image from EMPTY. Their order depends only on the image."""
+        for node_id in sorted(self.retired_brokers):
+            yield UnregisterBrokerRecord(node_id)
         for node_id in sorted(self.brokers):
             yield self.brokers[node_id]
         for name in sorted(self.topics):

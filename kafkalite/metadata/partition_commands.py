@@ -1,4 +1,5 @@
-"""Decisions about partitions: ISR changes that leaders propose, and elections for users and the balancer."""
+"""Decisions about partitions: ISR changes, checkpoints of high watermarks, and elections that users or the
+balancer request."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from kafkalite.metadata.broker_commands import broker_of
 from kafkalite.metadata.decision import (
     ControllerSettings,
     Decision,
+    copies_to_keep,
     edit_partitions,
     edit_records,
     min_insync_replicas,
@@ -58,12 +60,16 @@ class BalanceLeaders:
     elections."""
 
 
-def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Decision:
+def alter_partition(
+    image: ClusterImage, command: AlterPartitionRequest, settings: ControllerSettings
+) -> Decision:
     """Decide ISR changes proposed by leaders (KIP-497). Each must state the current partition epoch (R13).
 
     A proposal is accepted only from the current process of the current leader. The request as a whole can
-    fail with BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, a partition with UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION, FENCED_LEADER_EPOCH, NEW_LEADER_ELECTED or INVALID_UPDATE_VERSION.
+    fail with BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH. A single proposal can fail with
+    UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION, FENCED_LEADER_EPOCH, NEW_LEADER_ELECTED or
+    INVALID_UPDATE_VERSION. An accepted ISR may finish the partition's reassignment: then replicas that leave
+    are removed from it, and the leader may change.
 
     If the proposed ISR itself is refused (INVALID_REQUEST, INELIGIBLE_REPLICA), the partition epoch is
     incremented (R14), so that a delayed copy of the request is refused too. The leader receives the new
@@ -73,6 +79,7 @@ def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Deci
         broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:
         return Decision(AlterPartitionResponse(*outcome(error), []))
+    live = image.live_brokers()
     states: dict[
         tuple[str, int], PartitionState
     ] = {}  # the states after the preceding proposals of this request
@@ -93,6 +100,7 @@ def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Deci
         try:
             _check_proposal(image, state, proposal)
             edit.set_isr(proposal.isr)
+            edit.finish_reassignment(live, copies_to_keep(image, topic, settings))
             edit.touch()
         except BrokerError as error:
             code, message = outcome(error)
@@ -137,7 +145,8 @@ def record_refusal(edit: PartitionEdit) -> None:
 
 
 def is_present_incarnation(broker: BrokerState, epoch: int) -> bool:
-    """Whether ``epoch``, in which a replica fetched, is the epoch of its broker's current process (R13)."""
+    """Whether a replica that fetched with the broker epoch ``epoch`` belongs to the current process of
+    ``broker`` (R13)."""
     return epoch == broker.broker_epoch
 
 
@@ -193,7 +202,7 @@ def _unchanged(
 
 
 def checkpoint_high_watermarks(image: ClusterImage, command: CheckpointHighWatermarksRequest) -> Decision:
-    """Store the high watermarks that a leader reports, all in one record, for use by later leaders.
+    """Store the high watermarks of partitions that a broker leads, all in one record, for later leaders.
 
     Partitions that the sender does not lead in the stated epoch, or whose high watermark has not grown, are
     skipped. Errors: BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
@@ -221,14 +230,16 @@ def elect_leaders(
 ) -> Decision:
     """Elect leaders on request (KIP-183, KIP-460).
 
-    A preferred election makes the first replica the leader if it is live and in sync (or eligible and
-    verified, if there is no leader); otherwise the error is PREFERRED_LEADER_NOT_AVAILABLE. An unclean
-    election is for a partition without a leader. It elects a live replica that is in sync, or eligible and
-    verified. If there is none, it elects the replica with the most complete log among those in
-    ``ends_of(partition)``, or any live replica if none has reported, even if committed records may be lost.
-    If no replica is live, the error is ELIGIBLE_LEADERS_NOT_AVAILABLE. Other errors: ELECTION_NOT_NEEDED,
-    UNKNOWN_TOPIC_OR_PARTITION. The response to a request for all partitions contains only those that needed
-    an election.
+    A preferred election makes the first replica the leader. This replica must be live, and it must be in sync
+    or, if the ISR is empty, eligible and verified. Otherwise the error is PREFERRED_LEADER_NOT_AVAILABLE.
+
+    An unclean election is for a partition without a leader. It elects a live replica that is in sync or, if
+    the ISR is empty, eligible and verified. If there is none, it elects the replica with the most complete
+    log among those in ``ends_of(partition)``, or any live replica if none has reported, even if committed
+    records may be lost. If no replica is live, the error is ELIGIBLE_LEADERS_NOT_AVAILABLE.
+
+    Other errors: ELECTION_NOT_NEEDED, UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (repeated partition). The
+    response to a request for all partitions contains only those that needed an election.
     """
     live = image.live_brokers()
     records: list[MetadataRecord] = []
@@ -286,7 +297,7 @@ def _elect_unclean(edit: PartitionEdit, live: frozenset[int], ends: Mapping[int,
     edit.elect(live)
     if edit.leader == NO_LEADER and ends:
         edit.elect_uncleanly(most_complete(edit.before, ends))
-    edit.elect(live, unclean=True)
+    edit.elect_any(live)
     if edit.leader == NO_LEADER:
         raise EligibleLeadersNotAvailableError(f"none of the replicas {list(edit.before.replicas)} is live")
 
@@ -303,7 +314,7 @@ def balance_leaders(
     astray: Counter[int] = Counter()
     for topic in image.topics.values():
         for state in topic.partitions:
-            if state.leader != state.replicas[0]:
+            if state.leader != state.replicas[0] and not state.target_replicas:
                 astray[state.replicas[0]] += 1
     percentage = settings.imbalance_per_broker_percentage
     wanted = {
@@ -315,6 +326,8 @@ def balance_leaders(
 
     def is_affected(topic: TopicImage, state: PartitionState) -> bool:
         preferred = state.replicas[0]
+        if state.target_replicas:  # when the reassignment ends, another replica may be preferred
+            return False
         return state.leader not in {NO_LEADER, preferred} and preferred in wanted and preferred in state.isr
 
     def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:

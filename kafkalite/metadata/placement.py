@@ -1,21 +1,25 @@
 """Chooses the brokers for the replicas of new partitions.
 
-- The numbers of partitions of one topic that any two brokers lead differ by at most one. If the partitions
-  cannot be divided equally, brokers that are preferred leaders of the fewest other partitions lead one more.
+- The preferred leader of a new partition is a broker that is the preferred leader of the fewest partitions of
+  the topic. Among these brokers, it is the one that is the preferred leader of the fewest partitions of all
+  topics.
 
 - Followers are placed in racks that the partition does not use yet, as long as there are any.
 
 - The followers of one leader rotate over the brokers, so that the load of a failed leader is spread over all
   others.
 
-- Among brokers that are equal so far, the one with the fewest replicas is chosen. If several have equally
-  few, the next one on a circle is chosen, on which neighbours are in different racks if possible.
+- Among brokers that are equal so far, the follower is the one with the fewest replicas of the topic, then the
+  one with the fewest replicas of all topics.
+
+- Among brokers that are still equal, the next one on a circle is chosen. Neighbours on the circle are in
+  different racks if possible.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Final
 
@@ -35,9 +39,9 @@ def place(
 ) -> list[tuple[int, ...]]:
     """Return the replicas of each of ``count`` new partitions of one topic, the preferred leader first.
 
-    The brokers form a circle; ``start`` (any int) is the position at which choices among equal brokers begin.
-    ``present`` has the replicas of the topic's existing partitions, ``loads`` the load of each broker from
-    all topics. There must be at least ``replication_factor`` brokers.
+    The brokers form a circle. Choices among equal brokers begin at the position ``start`` (any int) plus the
+    number of existing partitions. ``present`` has the replicas of the topic's existing partitions, ``loads``
+    the load of each broker from all topics. There must be at least ``replication_factor`` brokers.
     """
     circle = _circle(brokers)
     size = len(circle)
@@ -55,8 +59,36 @@ def place(
     return placed
 
 
+def add_replicas(
+    replicas: Sequence[int], replication_factor: int, racks: Mapping[int, str | None], held: Mapping[int, int]
+) -> tuple[int, ...]:
+    """Return ``replicas`` followed by further brokers, up to ``replication_factor`` replicas or as many as
+    there are brokers.
+
+    ``racks`` has the rack of each broker that may get a replica, and may have others. ``held`` has the number
+    of replicas of each broker. A further replica is in a rack that the partition does not use yet if there is
+    one, and among these brokers on the one with the fewest replicas.
+    """
+    chosen = list(replicas)
+    while len(chosen) < replication_factor and racks.keys() - set(chosen):
+        used = {racks[node_id] for node_id in chosen if node_id in racks}
+        rest = [node_id for node_id in sorted(racks) if node_id not in chosen]
+        chosen.append(min(rest, key=lambda node_id: (racks[node_id] in used, held.get(node_id, 0))))
+    return tuple(chosen)
+
+
+def keep_replicas(
+    replicas: Sequence[int], replication_factor: int, in_sync: Collection[int]
+) -> tuple[int, ...]:
+    """Return ``replication_factor`` of ``replicas`` in their order: those in ``in_sync`` before others, the
+    first ones before the last."""
+    best = sorted(replicas, key=lambda node_id: node_id not in in_sync)[:replication_factor]
+    return tuple(node_id for node_id in replicas if node_id in best)
+
+
 class _Tally:
-    """Counts the replicas placed so far in this topic, and each broker's load from other topics."""
+    """Counts the replicas of this topic that are placed so far. Also has each broker's load from all topics
+    before the placement."""
 
     def __init__(self, circle: list[BrokerState], loads: Mapping[int, BrokerLoad]) -> None:
         self._size = len(circle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 from kafkalite.errors import BrokerError, ConfigError, InvalidRequestError
@@ -23,19 +23,23 @@ from kafkalite.protocol.messages.admin import (
     DescribedClientQuota,
     QuotaEntityName,
 )
+from kafkalite.suggestions import did_you_mean
 
 #: {entity type on the wire: field of QuotaEntity}
 _FIELDS: Final = {"user": "user", "client-id": "client_id", "ip": "ip"}
 _MAX_USER_LENGTH: Final = 1_024  #: a distinguished name may be long
+#: Bounds of a quota. Beyond them, a throttle time or the bytes of a response would not fit in 64 bits.
+MIN_QUOTA: Final = 0.001
+MAX_QUOTA: Final = 2**63
 _EXACT, _DEFAULT, _ANY = range(3)  # match types
 
 
 def alter_client_quotas(image: ClusterImage, command: AlterClientQuotasRequest) -> Decision:
     """Set and remove quotas. The changes of one entity are applied together or not at all.
 
-    The reply has one result for each entity, in the order of the request. Errors: INVALID_REQUEST (no such
-    entity, or an entity twice), INVALID_CONFIG (unknown or repeated key, bad value); of the whole request
-    INVALID_REQUEST (too many changes).
+    The reply has one result for each entry, in the order of the request. Errors: INVALID_REQUEST (an invalid
+    entity, or an entity for the second time), INVALID_CONFIG (unknown or repeated key, bad value); of the
+    whole request INVALID_REQUEST (too many changes).
     """
     problem = too_many(sum(max(1, len(entry.changes)) for entry in command.entries), "changes")
     if problem is not None:
@@ -65,9 +69,8 @@ def _changes(image: ClusterImage, entity: QuotaEntity, entry: ClientQuotaAlterat
 
     def parse(key: str, text: str | None) -> tuple[str, str | None]:
         if key not in keys:
-            raise ConfigError(
-                key=key, value=text, allowed=f"no quota of this entity; these are: {', '.join(keys)}"
-            )
+            hint = did_you_mean(key, keys, otherwise=f"these are: {', '.join(keys)}", cutoff=0.8)
+            raise ConfigError(key=key, value=None, allowed=f"no quota of this entity; {hint}")
         if text is not None:
             _number(key, text)
         return key, text
@@ -86,13 +89,14 @@ def _number(key: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(key=key, value=text, allowed="a number above 0")
+    if not MIN_QUOTA <= value <= MAX_QUOTA:
+        raise ConfigError(key=key, value=text, allowed=f"a number from {MIN_QUOTA} to {MAX_QUOTA}")
     return value
 
 
 def parse_entity(parts: Iterable[QuotaEntityName]) -> QuotaEntity:
-    """Return the entity with these parts. Raises INVALID_REQUEST."""
+    """Return the entity with these parts. Raises INVALID_REQUEST if they are invalid or do not form an
+    entity."""
     names: dict[str, str] = {}
     for kind, name in parts:
         field = _field(kind)
@@ -116,9 +120,11 @@ def _field(kind: str) -> str:
 def _checked(field: str, name: str) -> str:
     if field == "ip":
         try:
-            return str(ip_address(name))
+            address = ip_address(name)
         except ValueError:
             raise InvalidRequestError(f"{name!r} is no IP address") from None
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        return str(address if mapped is None else mapped)
     limit = _MAX_USER_LENGTH if field == "user" else MAX_CLIENT_ID_LENGTH
     if len(name) > limit:
         raise InvalidRequestError(f"a name has at most {limit} characters, this one {len(name)}")
@@ -128,7 +134,8 @@ def _checked(field: str, name: str) -> str:
 def find_quotas(
     quotas: Mapping[QuotaEntity, Mapping[str, float]], request: DescribeClientQuotasRequest
 ) -> list[DescribedClientQuota]:
-    """Return the quotas of the entities that the filter selects, sorted. Raises INVALID_REQUEST."""
+    """Return the quotas of the entities that the filters of ``request`` select, sorted. Raises
+    INVALID_REQUEST for an invalid filter."""
     filters: dict[str, tuple[int, str | None]] = {}
     for kind, name, match_type in request.components:
         field = _field(kind)
@@ -166,5 +173,5 @@ def entity_parts(entity: QuotaEntity) -> list[QuotaEntityName]:
 
 
 def number_text(value: float) -> str:
-    """Return the shortest decimal text of a quota: 1000 instead of 1000.0."""
+    """Return the text of a quota, without a decimal point if it is a whole number."""
     return str(int(value)) if value.is_integer() else repr(value)

@@ -1,8 +1,11 @@
 """Encodes metadata records as msgpack arrays ``[type, version, field, …]``, fields in declared order.
 
-The newest version of each type is written, and all versions are read. A field that an old version lacks
-gets its default. An unknown type or version is refused, because skipping a record would make this node's
-state differ from that of its peers (R18).
+The newest version of each type is written, and all versions are read. A partition that is not being
+reassigned is written in the version before the newest one, which revisions without reassignments read. They
+refuse the log from the first reassignment on, also from one that the controller begins for an internal topic.
+A field that an old version lacks gets its default, except that ``registration_offset`` of a broker
+registration gets the broker epoch. An unknown type or version is refused, because skipping a record would
+make this node's state differ from that of its peers (R18).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from kafkalite.metadata.records import (
     RemoveTopicRecord,
     ScramCredentialRecord,
     TopicRecord,
+    UnregisterBrokerRecord,
 )
 
 
@@ -45,6 +49,7 @@ class RecordType(enum.IntEnum):
     ACL = 9
     SCRAM_CREDENTIAL = 10
     CLIENT_QUOTA = 11
+    UNREGISTER_BROKER = 12
 
 
 class _Layout(NamedTuple):
@@ -59,8 +64,7 @@ class _Layout(NamedTuple):
 def _layout(record_type: type[Any], *field_counts: int) -> _Layout:
     """Derive the layout from the fields' types. ``field_counts`` has the count of each older version.
 
-    A new version only adds fields at the end. A record of an older version gets the defaults of the missing
-    fields.
+    A new version only adds fields at the end.
     """
     hints = list(get_type_hints(record_type).values())
     items = [(index, get_args(hint)[0]) for index, hint in enumerate(hints) if get_origin(hint) is tuple]
@@ -73,7 +77,7 @@ def _layout(record_type: type[Any], *field_counts: int) -> _Layout:
 _LAYOUTS: Final[dict[int, _Layout]] = {
     RecordType.TOPIC: _layout(TopicRecord),
     RecordType.REMOVE_TOPIC: _layout(RemoveTopicRecord),
-    RecordType.PARTITION: _layout(PartitionRecord, 7, 9, 11),
+    RecordType.PARTITION: _layout(PartitionRecord, 7, 9, 11, 12),
     RecordType.CONFIG: _layout(ConfigRecord),
     RecordType.BROKER_REGISTRATION: _layout(BrokerRegistrationRecord, 5, 10),
     RecordType.BROKER_CHANGE: _layout(BrokerChangeRecord),
@@ -82,11 +86,15 @@ _LAYOUTS: Final[dict[int, _Layout]] = {
     RecordType.ACL: _layout(AclRecord),
     RecordType.SCRAM_CREDENTIAL: _layout(ScramCredentialRecord),
     RecordType.CLIENT_QUOTA: _layout(ClientQuotaRecord),
+    RecordType.UNREGISTER_BROKER: _layout(UnregisterBrokerRecord),
 }
 # {class: (type number, newest version)}. The newest version is written.
 _HEADS: Final[dict[type, tuple[int, int]]] = {
     layout.record_type: (int(kind), len(layout.shapes) - 1) for kind, layout in _LAYOUTS.items()
 }
+# Of a partition that is not being reassigned: its head, and the number of its last fields that are omitted.
+_SETTLED_HEAD: Final = (int(RecordType.PARTITION), 3)
+_REASSIGNMENT_FIELDS: Final = 2
 
 
 def to_bytes(records: Iterable[MetadataRecord]) -> bytes:
@@ -96,7 +104,8 @@ def to_bytes(records: Iterable[MetadataRecord]) -> bytes:
 
 
 def from_bytes(data: bytes | memoryview) -> list[MetadataRecord]:
-    """Decode the records that ``to_bytes`` encoded. Raises StorageError if ``data`` is malformed."""
+    """Decode the records that ``to_bytes`` encoded. Raises StorageError if ``data`` is malformed, or if the
+    type or version of a record is unknown."""
     try:
         arrays = msgpack.unpackb(data)
     except (ValueError, msgpack.UnpackException) as error:
@@ -105,7 +114,7 @@ def from_bytes(data: bytes | memoryview) -> list[MetadataRecord]:
 
 
 def from_arrays(arrays: Any) -> list[MetadataRecord]:
-    """Return the records of unpacked msgpack values. Raises StorageError if the values are malformed."""
+    """Return the records of unpacked msgpack values. Raises the same errors as ``from_bytes``."""
     if not isinstance(arrays, list):
         raise StorageError(f"metadata records must be an array, found {type(arrays).__name__}")
     return [from_array(array) for array in arrays]
@@ -113,11 +122,13 @@ def from_arrays(arrays: Any) -> list[MetadataRecord]:
 
 def to_array(record: MetadataRecord) -> list[Any]:
     """Return one record as a list of msgpack values."""
+    if type(record) is PartitionRecord and not (record.target_replicas or record.added_replicas):
+        return [*_SETTLED_HEAD, *record[:-_REASSIGNMENT_FIELDS]]
     return [*_HEADS[type(record)], *record]
 
 
 def from_array(array: Any) -> MetadataRecord:
-    """Return the record of a list of msgpack values. Raises StorageError if the list is malformed."""
+    """Return the record of a list of msgpack values. Raises the same errors as ``from_bytes``."""
     match array:
         case [int(kind), int(version), *fields]:
             layout = _LAYOUTS.get(kind)

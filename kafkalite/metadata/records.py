@@ -1,7 +1,7 @@
 """The records of the metadata log. Every change of the cluster's state is one of these records.
 
-A record holds a complete new value, so replaying it twice has no further effect. ``record_codec`` defines
-the encoding of records, ``delta`` their effect.
+A record contains new values, not differences from earlier values. ``record_codec`` defines the encoding of
+records, ``delta`` their effect.
 """
 
 # Tests: tests/metadata/test_record_codec.py
@@ -46,6 +46,8 @@ class PartitionRecord(NamedTuple):
     unverified: tuple[int, ...] = ()  #: restarted uncleanly; lead only after a comparison of logs (R46)
     loss_epoch: int = -1  #: leader epoch of the latest unclean election; -1: there was none (R49)
     idle_epoch: int = -1  #: epoch of a leader elected by comparison, while it commits nothing; else -1 (R50)
+    target_replicas: tuple[int, ...] = ()  #: the replicas after the present reassignment; () without one
+    added_replicas: tuple[tuple[int, int], ...] = ()  #: (node id, partition epoch) of replicas that it added
 
 
 class ConfigRecord(NamedTuple):
@@ -72,7 +74,7 @@ class BrokerRegistrationRecord(NamedTuple):
     directory_id: str = ""  #: identifies the data directory; "" if unknown
     registration_offset: int = 0  #: images at this offset or later contain this record (R22)
     is_fenced: bool = False  #: leads no partition and is in no ISR, because it may not be alive
-    is_shutting_down: bool = False  #: alive, but about to stop; gets no new role
+    is_shutting_down: bool = False  #: about to stop, so that it gets no new role; if fenced, it has stopped
     start_count: int = 0  #: starts of a process in the data directory, this one included; 0: unknown (R51)
     is_restored: bool = False  #: the data directory is an older copy; all its replicas are damaged (R51)
 
@@ -83,12 +85,19 @@ class BrokerRegistrationRecord(NamedTuple):
 
 
 class BrokerChangeRecord(NamedTuple):
-    """A registered broker was fenced, unfenced, or began to shut down. Its other fields do not change."""
+    """A broker was fenced or unfenced, or has begun to shut down. Replaces two fields
+    of its BrokerRegistrationRecord."""
 
     node_id: int
     broker_epoch: int  #: of the registration that this record changes
     is_fenced: bool
     is_shutting_down: bool
+
+
+class UnregisterBrokerRecord(NamedTuple):
+    """A broker was removed from the cluster. Its node id is retired: no process may register with it."""
+
+    node_id: int
 
 
 class HighWatermarksRecord(NamedTuple):
@@ -140,7 +149,7 @@ class ScramCredentialRecord(NamedTuple):
 
 
 class ClientQuotaRecord(NamedTuple):
-    """One quota of an entity, ``model.QuotaEntity`` (KIP-546). The value None removes the quota."""
+    """One quota of an entity (``model.QuotaEntity``, KIP-546). The value None removes the quota."""
 
     user: str | None  #: "" is the default of all users; None: the entity has no user
     client_id: str | None  #: likewise
@@ -156,6 +165,7 @@ MetadataRecord = (
     | ConfigRecord
     | BrokerRegistrationRecord
     | BrokerChangeRecord
+    | UnregisterBrokerRecord
     | HighWatermarksRecord
     | ProducerIdsRecord
     | AclRecord

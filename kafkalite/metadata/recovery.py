@@ -1,12 +1,14 @@
-"""Elects leaders after unclean stops by comparing what the replicas report about their logs. Pure.
+"""Elects leaders after unclean stops by comparing the reports of the replicas about their logs. Pure.
 
 A replica in the ISR or ELR has all committed records, unless its disk has lost or damaged some. After an
 unclean stop such a loss can be invisible, because a damaged end of a log looks like an end that was never
-synced. So a replica that restarted uncleanly leads only after a comparison. Logs are equal up to the offset
-at which their epochs diverge, and no committed record lies beyond it (R3, R4). So the log with the greatest
-(last epoch, log end offset) has every committed record that any of the compared logs has. If one of them is
-the undamaged log of an ISR or ELR member, the greatest log has every committed record. A report is valid for
-one leader epoch in which the partition has no leader, because no log changes in that epoch.
+synced. So a replica that restarted uncleanly leads only after a comparison or an unclean election.
+
+Of two logs, the *greater* has the greater (last epoch, log end offset). Two logs are equal up to the offset
+at which their epochs diverge, and the lesser log has no committed record beyond it (R3, R4). So the greatest
+of the compared logs has every committed record that any of them has. If one of them is the undamaged log of
+an ISR or ELR member, the greatest log has every committed record. A report is valid for one leader epoch in
+which the partition has no leader, because no log changes in that epoch.
 
 The active controller keeps reports in memory only. Brokers send them again to a new controller.
 """
@@ -77,10 +79,10 @@ class RecoverLeaders:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceShortLeaders:
-    """Replace leaders that lack committed records by ``node_id``, which has them (R50).
+    """Make the broker ``node_id`` the leader of partitions whose leaders lack committed records (R50).
 
-    ``partitions`` has the reports of that broker. The reply is a list of (topic name, partition, whether it
-    leads now).
+    ``partitions`` has the reports of this broker. The reply is a list of (topic name, partition, whether the
+    broker became the leader).
     """
 
     node_id: int
@@ -105,14 +107,14 @@ def lacks_committed(end: ReplicaEnd, committed_end: int) -> bool:
 def has_impossible_epoch(report: ReplicaReport) -> bool:
     """Whether the last batch of a reported log has a leader epoch that no leader can have written (R46).
 
-    A report is made in a leader epoch without a leader, so every batch must have an earlier epoch. Only this
-    shows the damage, because the checksum of a batch does not cover its leader epoch.
+    A report is made in a leader epoch without a leader, so every batch must have an earlier epoch. The
+    checksum of a batch does not show a damaged leader epoch, because it does not cover that field.
     """
     return report.last_epoch >= report.leader_epoch
 
 
 def lacks_damaged(end: ReplicaEnd, ends: Mapping[int, ReplicaEnd]) -> bool:
-    """Whether the log ``end`` is shorter than a damaged log among ``ends`` was (R46).
+    """Whether a damaged log among ``ends`` was longer, before the damage, than the log of ``end`` (R46).
 
     The shorter log may have the same damage without showing it: if the end of a log that was not synced
     lately is cut off, the log seems intact.
@@ -164,11 +166,11 @@ def compare(
     waited_ms: int,
     limit_ms: int,
 ) -> Verdict:
-    """Choose the leader of a partition that has none from ``ends``, the reports of live brokers.
+    """Choose a leader for a partition without one. ``ends`` has the reports of live brokers.
 
-    Returns NO_LEADER until enough replicas have reported, or ``waited_ms`` reaches ``limit_ms``. Also returns
-    NO_LEADER if no member of the ISR or ELR reports a log with all committed records; then only an unclean
-    election gives a leader.
+    The leader of the verdict is NO_LEADER until enough replicas have reported, or ``waited_ms`` reaches
+    ``limit_ms``. It is also NO_LEADER as long as no member of the ISR or ELR reports a log with all committed
+    records; without such a report, only an unclean election gives a leader.
     """
     members = state.isr + state.elr
     sound = {node_id: end for node_id, end in ends.items() if not end.is_damaged}
@@ -214,8 +216,8 @@ def verdict_on(
     waited_ms: int,
     settings: ControllerSettings,
 ) -> tuple[PartitionEdit, Verdict] | None:
-    """Return (an empty edit of the partition ``key``, the verdict on its leader). Return None if the
-    partition has a leader or does not exist."""
+    """Return (a new edit of the partition ``key``, the verdict on its leader). Return None if the partition
+    has a leader or does not exist."""
     topic, state = image.topics_by_id.get(key[0]), image.partition_of(*key)
     if topic is None or state is None or state.leader != NO_LEADER:
         return None
@@ -303,8 +305,9 @@ def is_present_refusal(image: ClusterImage, key: PartitionKey, leader_epoch: int
 def has_committed_nothing(state: PartitionState) -> bool:
     """Whether the leader has certainly committed nothing since its election by comparison (R50).
 
-    That is the case until the leader proposes an ISR of min.insync.replicas. Later, the leader and a replica
-    that refuses to truncate may both have committed records, and an operator must choose.
+    That is the case until the leader proposes an ISR of at least min.insync.replicas members. Later, the
+    leader and a replica that refuses to truncate may both have committed records, and an operator must
+    choose.
     """
     return state.idle_epoch == state.leader_epoch
 
@@ -330,7 +333,8 @@ class WaitingPartition(NamedTuple):
 class ReplicaReports:
     """Stores the reports that brokers send to the active controller. ``now_ms`` is always monotonic.
 
-    Invariant: every report is of the current leader epoch of its partition, which has no leader.
+    A comparison uses only reports of the current leader epoch of a partition without a leader, and drops all
+    others.
     """
 
     def __init__(self, settings: ControllerSettings) -> None:
@@ -356,11 +360,13 @@ class ReplicaReports:
             self._damaged.pop(node_id, None)
 
     def damaged_on(self, node_id: int) -> frozenset[DamagedReplica]:
-        """Return the replicas that the broker's last registration or heartbeat listed as damaged."""
+        """Return the replicas that the broker's last registration or heartbeat listed as damaged or
+        offline."""
         return self._damaged.get(node_id, frozenset())
 
     def take_refusals(self, image: ClusterImage, request: ReportReplicasRequest) -> list[ReplicaReport]:
-        """Store reports of replicas that refuse to truncate (R49). Return those that are new."""
+        """Store reports of replicas that refuse to truncate (R49). Return those of replicas that had not
+        reported a refusal in the current leader epoch."""
         new: list[ReplicaReport] = []
         for report in request.partitions:
             key = (report.topic_id, report.partition)
@@ -375,7 +381,7 @@ class ReplicaReports:
         return new
 
     def take(self, image: ClusterImage, request: ReportReplicasRequest, now_ms: int) -> None:
-        """Store the reports about partitions without a leader. Drop outdated reports."""
+        """Store the reports about partitions without a leader. Ignore outdated reports."""
         for report in request.partitions:
             key = (report.topic_id, report.partition)
             state = image.partition_of(*key)
@@ -418,7 +424,7 @@ class ReplicaReports:
         }
 
     def describe(self, image: ClusterImage, now_ms: int) -> list[RecoveringPartition]:
-        """Describe each partition that waits for a leader, or has damaged, unverified or refusing
+        """Describe the partitions that ``waiting`` returns, and those with damaged, unverified or refusing
         replicas."""
         waiting = self.waiting(image, now_ms)
         damaged = {

@@ -31,7 +31,7 @@ from kafkalite.protocol.messages.security import (
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
 )
-from kafkalite.security.acls import AclBinding, AclFilter, check_binding
+from kafkalite.security.acls import RESERVED, USER_PREFIX, AclBinding, AclFilter, check_binding
 from kafkalite.security.scram import Mechanism, credential_of, saslprep
 
 DECOY = ""  #: the user whose random credential unknown users seem to have
@@ -66,8 +66,8 @@ def create_acls(image: ClusterImage, command: CreateAclsRequest) -> Decision:
 def delete_acls(image: ClusterImage, command: DeleteAclsRequest) -> Decision:
     """Remove the rules that each selection selects. It is no error if there are none.
 
-    Errors: of the whole request INVALID_REQUEST (too many selections, or more than MAX_ACLS_PER_REQUEST
-    rules selected, none of which is removed).
+    Errors: of the whole request INVALID_REQUEST (too many selections, or more than MAX_ACLS_PER_REQUEST rules
+    selected). Then nothing is removed.
     """
     left, results = set(image.acls), []
     removed: list[AclBinding] = []
@@ -92,12 +92,12 @@ def selected(bindings: Iterable[AclBinding], selection: AclSelection) -> list[Ac
 def alter_user_scram_credentials(image: ClusterImage, command: AlterUserScramCredentialsRequest) -> Decision:
     """Set and remove credentials. The changes of one user are applied together or not at all.
 
-    The broker that received the request adds a random credential of the user DECOY. It is stored if the
-    mechanism has none yet, and has no result in the reply.
+    The broker that received the request adds a random credential of the user DECOY. It is stored if DECOY has
+    no credential of this mechanism yet. The reply has a result for DECOY only if this fails.
 
     Errors, per user: INVALID_REQUEST (the name, an unknown mechanism, or two changes of one credential),
     UNACCEPTABLE_CREDENTIAL (its salt, iterations or length), RESOURCE_NOT_FOUND (nothing to delete),
-    POLICY_VIOLATION (MAX_CREDENTIALS exist).
+    POLICY_VIOLATION (MAX_CREDENTIALS exist); of the whole request INVALID_REQUEST (too many changes).
     """
     problem = _too_many(len(command.deletions) + sum(one.user != DECOY for one in command.upsertions))
     if problem is not None:
@@ -108,19 +108,26 @@ def alter_user_scram_credentials(image: ClusterImage, command: AlterUserScramCre
         by_user.setdefault(change.user, []).append(change)
     records: list[MetadataRecord] = []
     results: list[AlteredUser] = []
+    count = len(image.credentials)
     for user, changes in by_user.items():
         try:
             new_records = _alter_one(image, user, changes)
-            count = len(image.credentials) + len(records) + len(new_records)
-            if count > MAX_CREDENTIALS and any(one.iterations for one in new_records):
+            growth = sum(_growth(image, one) for one in new_records)
+            if growth > 0 and count + growth > MAX_CREDENTIALS:
                 raise PolicyViolationError(f"the cluster has {MAX_CREDENTIALS} credentials, the maximum")
         except BrokerError as error:
             results.append(AlteredUser(user, *outcome(error)))
             continue
         records += new_records
+        count += growth
         if user != DECOY:
             results.append(AlteredUser(user, 0, None))
     return Decision(AlterUserScramCredentialsResponse(0, None, results), records)
+
+
+def _growth(image: ClusterImage, record: ScramCredentialRecord) -> int:
+    """Return by how many credentials ``record`` changes their number."""
+    return bool(record.iterations) - ((record.user, record.mechanism) in image.credentials)
 
 
 def _alter_one(
@@ -131,6 +138,9 @@ def _alter_one(
         raise InvalidRequestError(
             f"a user name has at most {MAX_USER_NAME_BYTES} bytes and is normalised by SASLprep"
         )
+    sets_one = any(isinstance(change, ScramCredentialUpsertion) for change in changes)
+    if sets_one and f"{USER_PREFIX}{user}" in RESERVED:
+        raise InvalidRequestError(f"the name {user!r} is reserved")
     records: dict[int, ScramCredentialRecord] = {}
     for change in changes:
         try:

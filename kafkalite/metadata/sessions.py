@@ -1,10 +1,11 @@
 """The sessions of the live brokers, tracked by the active controller (R23). Pure: time is an argument.
 
-A heartbeat extends a session by the session timeout. The broker itself counts from the sending of the
-heartbeat, so its own session ends first, and two brokers never serve the same partition. A session ends
-earlier only if the broker's process is gone: its heartbeat connection is closed, and its host refuses
-another one. Sessions are not in the metadata log. A new controller therefore gives every unfenced broker a
-whole session, since the former controller may have answered a heartbeat shortly before.
+After a heartbeat, a session lasts for the session timeout. The broker itself counts from the sending of the
+heartbeat, so the broker considers its session ended before the controller does, and two brokers never serve
+the same partition. A session ends earlier only if the broker is permitted to shut down, or if its process is
+gone: its heartbeat connection is closed, and its host refuses a new connection. Sessions are not in the
+metadata log. A new controller gives every unfenced broker a whole session, because the former controller may
+have answered a heartbeat shortly before.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class BrokerSessions:
         self._checked_ms: int | None = None
 
     def on_heartbeat(self, node_id: int, broker_epoch: int, metadata_offset: int, now_ms: int) -> None:
-        """Extend the broker's session by the session timeout."""
+        """Begin or extend the broker's session: it ends a session timeout after ``now_ms``."""
         deadline_ms = now_ms + self._session_timeout_ms
         self._sessions[node_id] = _Session(broker_epoch, deadline_ms, metadata_offset, is_connected=True)
 
     def on_disconnect(self, node_id: int) -> None:
-        """Record that the heartbeat connection has closed. The session lasts as long as before."""
+        """Record that the heartbeat connection has closed. The end of the session does not change."""
         session = self._sessions.get(node_id)
         if session is not None:
             session.is_connected = False
@@ -66,7 +67,8 @@ class BrokerSessions:
         self._checked_ms = None
 
     def is_alive(self, node_id: int, broker_epoch: int, now_ms: int) -> bool:
-        """Whether the process with this broker epoch has a session whose heartbeat connection is open."""
+        """Whether the process with this broker epoch has a session that has not expired and whose heartbeat
+        connection is open."""
         session = self._sessions.get(node_id)
         return (
             session is not None
@@ -82,8 +84,8 @@ class BrokerSessions:
     def expired(self, now_ms: int) -> list[tuple[int, int]]:
         """Return (node id, broker epoch) of each expired session. Call it about every 100 ms.
 
-        After a late call, every session is extended by the delay, because heartbeats could not be read
-        meanwhile.
+        If the previous call is more than LATE_CHECK_MS ago, every session is first extended by the time since
+        then, because heartbeats could not be read meanwhile.
         """
         checked_ms, self._checked_ms = self._checked_ms, now_ms
         if checked_ms is not None and now_ms - checked_ms > LATE_CHECK_MS:

@@ -68,7 +68,8 @@ def create_topics(
 
     Errors: INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR,
     INVALID_CONFIG, POLICY_VIOLATION (too many partitions in one request, or too many topics or partitions in
-    the cluster: S26), INVALID_REQUEST (repeated name).
+    the cluster: S26), INVALID_REQUEST (repeated name); of the whole request INVALID_REQUEST (too many
+    topics).
     """
     new_ids: set[str] = set()
     room = _Room(image, settings)
@@ -200,7 +201,8 @@ def _check_partition_count(total_count: int) -> None:
 
 
 def _check_enough_live(image: ClusterImage, factor: int, what: str) -> None:
-    """Raise unless ``factor`` brokers are live. Replicas on other brokers would start out of sync."""
+    """Raise InvalidReplicationFactorError unless ``factor`` brokers are live. Replicas on other brokers would
+    start out of sync."""
     live = image.live_brokers()
     if factor <= len(live):
         return
@@ -241,7 +243,8 @@ def _first_state(replicas: tuple[int, ...]) -> PartitionState:
 
 
 def delete_topics(image: ClusterImage, command: DeleteTopicsRequest) -> Decision:
-    """Remove topics. Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (repeated name)."""
+    """Remove topics. Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (repeated name); of the whole
+    request INVALID_REQUEST (too many topics)."""
 
     def delete(name: str) -> tuple[TopicResult, Iterable[MetadataRecord]]:
         return TopicResult(name, 0, None), [RemoveTopicRecord(existing_topic(image, name).topic_id)]
@@ -252,10 +255,12 @@ def delete_topics(image: ClusterImage, command: DeleteTopicsRequest) -> Decision
 def create_partitions(
     image: ClusterImage, command: CreatePartitionsRequest, settings: ControllerSettings
 ) -> Decision:
-    """Add partitions to topics. Their replicas go to the brokers with the fewest replicas.
+    """Add partitions to topics. ``placement`` chooses the brokers.
 
-    Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (no increase, or too many), POLICY_VIOLATION,
-    INVALID_REPLICATION_FACTOR (fewer brokers than the topic has replicas), INVALID_REQUEST (repeated name).
+    Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (no increase, or too many), POLICY_VIOLATION (too
+    many partitions in one request or in the cluster: S26), INVALID_REPLICATION_FACTOR (a partition of the
+    topic has more replicas than brokers are live), INVALID_REQUEST (repeated name); of the whole request
+    INVALID_REQUEST (too many topics).
     """
     room = _Room(image, settings)
 
@@ -276,7 +281,7 @@ def _check_growth(image: ClusterImage, topic: TopicImage, wanted: PartitionCount
             f" {wanted.total_count} would not be an increase"
         )
     _check_partition_count(wanted.total_count)
-    factor = len(topic.partitions[0].replicas)
+    factor = len(topic.partitions[0].final_replicas)
     _check_enough_live(image, factor, f"topic {topic.name!r} has {factor} replicas a partition, which")
     room.take(wanted.total_count - present_count)
 
@@ -288,8 +293,8 @@ def _added_partition_records(
     placed = place(
         [broker for broker in image.brokers.values() if broker.is_live],
         total_count - present_count,
-        len(topic.partitions[0].replicas),
-        present=[state.replicas for state in topic.partitions],
+        len(topic.partitions[0].final_replicas),
+        present=[state.final_replicas for state in topic.partitions],
         loads=image.loads,
     )
     for partition, replicas in enumerate(placed, present_count):

@@ -209,7 +209,8 @@ TOPIC_OPTIONS: Final = OptionRegistry(
 
 
 class BrokerDefault(NamedTuple):
-    """Maps a broker setting to the topic option whose default it is. ``factor`` converts its unit to ms."""
+    """Names the topic option for which a broker setting is the default. ``factor`` converts the setting to
+    the unit of the option."""
 
     topic_name: str
     factor: int = 1
@@ -296,8 +297,8 @@ def topic_settings(
     """Return the effective value of every option of ``topic``: {option name: (typed value, source)}.
 
     ``broker_defaults`` has typed values by topic option name, as ``topic_defaults`` returns them. With
-    ``node_id``, the overrides of that broker in the image apply too. A topic that is not in the image has
-    the settings of a new topic.
+    ``node_id``, the overrides of that broker in the image apply too. A topic that is not in the image has no
+    overrides.
     """
     settings = {option.name: Setting(option.default, "default") for option in TOPIC_OPTIONS}
     for name, value in broker_defaults.items():
@@ -314,15 +315,15 @@ def topic_settings(
 def parse_topic_config(name: str, text: str | None) -> tuple[str, str | None]:
     """Return (dotted option name, canonical text) of an override. A text of None stays None.
 
-    Raises ConfigError.
+    Raises ConfigError for an unknown name or an invalid value.
     """
     return _canonical(TOPIC_OPTIONS, name, text)
 
 
 def parse_broker_config(name: str, text: str | None) -> tuple[str, str | None]:
-    """Return a broker override as ``parse_topic_config`` does. Only BROKER_DEFAULT_NAMES can be overridden.
+    """Return a broker override as ``parse_topic_config`` does.
 
-    Raises ConfigError.
+    Raises ConfigError for a name that is not in BROKER_DEFAULT_NAMES, or an invalid value.
     """
     if name not in BROKER_DEFAULT_OPTIONS:
         known = ", ".join(BROKER_DEFAULT_NAMES)

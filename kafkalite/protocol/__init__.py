@@ -1,1 +1,1 @@
-"""Converts between bytes and messages: frames, the msgpack codec, typed messages, connections. Pure."""
+"""Converts between bytes and messages without I/O: frames, the msgpack codec, typed messages, connections."""

@@ -43,6 +43,8 @@ class ApiKey(enum.IntEnum):
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
     ALTER_CONFIGS = 44  # Kafka's IncrementalAlterConfigs
+    ALTER_PARTITION_REASSIGNMENTS = 45
+    LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
     DESCRIBE_CLIENT_QUOTAS = 48
     ALTER_CLIENT_QUOTAS = 49
@@ -55,6 +57,7 @@ class ApiKey(enum.IntEnum):
     DESCRIBE_PRODUCERS = 61
     BROKER_REGISTRATION = 62
     BROKER_HEARTBEAT = 63
+    UNREGISTER_BROKER = 64
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
     ALLOCATE_PRODUCER_IDS = 67
@@ -115,26 +118,46 @@ class Api(Struct):
     response: type[Struct]
     min_version: int  #: inclusive
     max_version: int  #: inclusive
+    version: int  #: of ``request`` and ``response``
 
 
 _MODULES: Final = (admin, cluster, data, groups, metadata, security, transactions)
-#: Every API has only version 0 so far.
-_VERSIONS: Final = (0, 0)
+#: The structs of an API's versions after version 0. Each appends fields to those of the version before.
+_LATER: Final[dict[ApiKey, tuple[tuple[type[Struct], type[Struct]], ...]]] = {
+    ApiKey.FETCH: ((data.FetchRequestV1, data.FetchResponseV1),)
+}
 
 
 def _api(key: ApiKey) -> Api:
-    """Return the API with its structs, whose names are derived from its key: END_TXN has EndTxnRequest."""
+    """Return the API with its structs in version 0, whose names are derived from its key: END_TXN has
+    EndTxnRequest."""
     name = key.name.title().replace("_", "")
     if key is ApiKey.BROKER_REGISTRATION:
         name = "RegisterBroker"
     module = next(module for module in _MODULES if hasattr(module, f"{name}Request"))
-    return Api(key, getattr(module, f"{name}Request"), getattr(module, f"{name}Response"), *_VERSIONS)
+    request, response = getattr(module, f"{name}Request"), getattr(module, f"{name}Response")
+    return Api(key, request, response, 0, len(_LATER.get(key, ())), 0)
 
 
+#: Every API in version 0.
 APIS: Final[dict[int, Api]] = {key: _api(key) for key in ApiKey}
-API_KEY_BY_REQUEST: Final[dict[type[Struct], ApiKey]] = {api.request: api.key for api in APIS.values()}
+#: Every API in each version after 0, by key and version.
+LATER_APIS: Final[dict[tuple[int, int], Api]] = {
+    (key, version): APIS[key]._replace(request=request, response=response, version=version)
+    for key, structs in _LATER.items()
+    for version, (request, response) in enumerate(structs, 1)
+}
+API_BY_REQUEST: Final[dict[type[Struct], Api]] = {
+    api.request: api for api in (*APIS.values(), *LATER_APIS.values())
+}
+API_KEY_BY_REQUEST: Final[dict[type[Struct], ApiKey]] = {
+    request: api.key for request, api in API_BY_REQUEST.items()
+}
 
 
 def supported_ranges() -> list[metadata.ApiVersionRange]:
     """Return the supported versions of each API by ascending key, as an ApiVersions response lists them."""
-    return [metadata.ApiVersionRange(int(key), *APIS[key][3:]) for key in sorted(APIS)]
+    return [
+        metadata.ApiVersionRange(int(key), APIS[key].min_version, APIS[key].max_version)
+        for key in sorted(APIS)
+    ]

@@ -1,19 +1,19 @@
-"""Converts typed structs to msgpack and back. The only module that uses the msgpack library.
+"""Converts messages, which are typed structs, to msgpack and back.
 
 Writing is one call: a ``Struct`` is the tuple that is sent. Reading checks the type and size of everything.
-At the first use of a struct, a ``Plan`` for reading it is compiled from its type hints. It has two functions
-that accept the same bytes:
+At the first use of a struct, a ``Plan`` for reading it is compiled from its type hints. The plan has two
+functions that accept the same messages:
 
 ``check(value)`` checks every type in a value that msgpack has unpacked. This generated function serves
 envelopes of at most ``SMALL_ENVELOPE_BYTES``, which are nearly all of the traffic. Unpacking such an envelope
 costs a bounded amount of memory, whatever lengths the bytes announce.
 
-``read(stream)`` reads a larger envelope field by field. Before anything is allocated, every count is compared
-with the remaining bytes, divided by the smallest size of an element. Elements for which the struct has no
-field are not unpacked. So a refused envelope costs no more memory than its valid beginning justifies (S2,
-CVE-2026-111108 in Kafka).
+``read(stream)`` reads a larger envelope field by field. Before it allocates a list of structs, it checks that
+the remaining bytes can hold as many elements as are announced. It unpacks no other array of more than
+MAX_INTEGERS_PER_LIST elements. So a refused envelope costs no more memory than its valid beginning justifies
+(S2, CVE-2026-111108 in Kafka).
 
-Reading raises only RemoteProtocolError, writing only LocalProtocolError.
+Invalid bytes raise RemoteProtocolError. A value that cannot be written raises LocalProtocolError.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from typing import (
 import msgpack
 
 from kafkalite.errors import LocalProtocolError, RemoteProtocolError
-from kafkalite.limits import MAX_INTEGERS_PER_LIST, MAX_ITEMS_PER_REQUEST, MAX_NESTING
-from kafkalite.protocol.structs import DISTINCT, Struct
+from kafkalite.limits import MAX_ENTRIES_PER_MAP, MAX_INTEGERS_PER_LIST, MAX_ITEMS_PER_REQUEST, MAX_NESTING
+from kafkalite.protocol.structs import DISTINCT, AtMost, Struct
 
 SMALL_ENVELOPE_BYTES: Final = 512
 LONG_ENVELOPE_BYTES: Final = 16 * 1024  # a thousand partitions
-ITEMS_PER_TURN: Final = 1_000  # partitions decoded before other connections are served: about 3 ms
+ITEMS_PER_TURN: Final = 1_000  # items decoded before other connections are served: about 3 ms
+NESTED_ITEMS_PER_TURN: Final = 50  # the same for items that contain lists or maps
 MAX_INT: Final = 2**63 - 1  # signed 64 bits; msgpack itself has no smaller number than -2**63
 
 _NIL: Final = 0xC0
@@ -57,7 +58,7 @@ M = TypeVar("M", bound=Struct)
 
 
 class LongBodyError(Exception):
-    """The request is longer than LONG_ENVELOPE_BYTES and lists partitions: use ``decode_body_in_turns``."""
+    """The request is longer than LONG_ENVELOPE_BYTES and has a list: use ``decode_body_in_turns``."""
 
 
 class RequestHead(Struct):
@@ -127,7 +128,7 @@ def decode_body(cls: type[M], body: Any) -> M:
     """Return the body of a request or response head as ``cls``, with every type checked.
 
     Raises RemoteProtocolError. Raises LongBodyError if the request is longer than
-    LONG_ENVELOPE_BYTES and lists partitions.
+    LONG_ENVELOPE_BYTES and has a list.
     """
     plan = _PLANS.get(cls)
     if plan is None:
@@ -142,9 +143,12 @@ def decode_body(cls: type[M], body: Any) -> M:
 
 
 def decode_body_in_turns(cls: type[M], body: Stream) -> Iterator[M | None]:
-    """Decode ``body`` in steps of ITEMS_PER_TURN partitions. Yield None between steps, finally the result."""
+    """Decode ``body`` in steps of at most ITEMS_PER_TURN items. Yield None after each, then the result.
+
+    Raises RemoteProtocolError.
+    """
     read = plan_for(cls).read_in_turns
-    assert read is not None, f"{cls.__name__} has no list of partitions"
+    assert read is not None, f"{cls.__name__} has no list"
     turns = read(body)
     while True:
         try:
@@ -157,7 +161,10 @@ def decode_body_in_turns(cls: type[M], body: Stream) -> Iterator[M | None]:
 
 
 def decode_response_body(cls: type[M], error_cls: type[Struct], body: Any) -> M | Struct:
-    """Return the body as ``error_cls`` if it is an array of two (the request failed), else as ``cls``."""
+    """Return the body as ``error_cls`` if it is an array of two (the request failed), else as ``cls``.
+
+    Raises RemoteProtocolError.
+    """
     if type(body) is not Stream:
         failed = type(body) is list and len(body) == 2
         return decode_body(error_cls if failed else cls, body)
@@ -201,7 +208,10 @@ def _dict_of_unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class Stream:
-    """Reads one envelope element by element. Checks each announced length against the remaining bytes."""
+    """Reads one envelope element by element.
+
+    ``count`` and ``map_count`` check the announced length of a list or map against the remaining bytes.
+    """
 
     __slots__ = ("_data", "_end", "_items_left", "_partitions_left", "_unpacker", "is_long", "value")
 
@@ -234,7 +244,11 @@ class Stream:
         return [*(self.value() for _ in range(width - 1)), self]
 
     def count(self, least_bytes: int, where: str) -> int:
-        """Read and return the length of an array. Each of its elements has at least ``least_bytes`` bytes."""
+        """Read and return the length of an array whose elements have at least ``least_bytes`` bytes each.
+
+        Raises RemoteProtocolError if the remaining bytes are too few for it, or the envelope has too many
+        elements. ``where`` names the array in the error.
+        """
         return self._plausible(self._unpacker.read_array_header(), least_bytes, where)
 
     def map_count(self, where: str) -> int:
@@ -293,7 +307,7 @@ class Plan(Struct):
     least_bytes: int  #: the size of the shortest encoding
     depth: int  #: the depth of nested arrays and maps
     wrong: str  #: for a leaf: a Python expression over ``{v}`` that is true for a wrong value; else ""
-    #: a generator that returns what ``read`` does; None except for lists of partitions and their structs
+    #: a generator that returns what ``read`` does; None except for lists and the structs that contain them
     read_in_turns: Callable[[Stream], Generator[None, None, Any]] | None
 
 
@@ -309,8 +323,7 @@ def _not_integers(value: Any) -> bool:
     return False
 
 
-# Types that are checked inline: an expression over ``{v}`` that is true for a wrong value, and a description
-# of the type.
+# Types that are checked inline: an expression over ``{v}`` that is true for a wrong value, and a name.
 _LEAVES: Final[dict[Any, tuple[str, str]]] = {
     int: (f"(type({{v}}) is not int or {{v}} > {MAX_INT})", "a signed 64-bit integer"),
     bool: ("type({v}) is not bool", "a boolean"),
@@ -329,6 +342,8 @@ def _field_plan(hint: Any, where: str) -> Plan:
         return _optional(arguments[0], where)
     if origin is Annotated:
         (item,) = get_args(arguments[0])
+        if isinstance(arguments[1], AtMost):
+            return _list(_field_plan(item, f"{where}[]"), where, arguments[1].max_items)
         assert item._fields[1] == "partition", f"{where}: the wire has no {hint!r}"
         return _distinct(_field_plan(item, f"{where}[]"), where, arguments[1] == DISTINCT)
     if origin is list:
@@ -376,18 +391,42 @@ def _optional(hint: Any, where: str) -> Plan:
     return Plan(check, read, 1, inner.depth, "", read_in_turns)
 
 
-def _list(item: Plan, where: str) -> Plan:
+def _list(item: Plan, where: str, max_items: int = sys.maxsize, is_limited: bool = False) -> Plan:
+    """Return the plan for a list. If ``is_limited``, its elements count toward the request's partitions."""
     check_item, read_item, least_bytes = item.check, item.read, item.least_bytes
+    items_per_turn = ITEMS_PER_TURN if item.depth <= 1 else NESTED_ITEMS_PER_TURN
 
     def check(value: Any) -> list[Any]:
         if type(value) is not list:
             raise RemoteProtocolError(f"{where}: expected an array, found {_kind(value)}")
+        _check_count(len(value), max_items, where)
         return [check_item(element) for element in value]
 
-    def read(stream: Stream) -> list[Any]:
-        return [read_item(stream) for _ in range(stream.count(least_bytes, where))]
+    def count_of(stream: Stream) -> int:
+        count = stream.count(least_bytes, where)
+        _check_count(count, max_items, where)
+        if is_limited:
+            stream.spend_partitions(count, where)
+        return count
 
-    return Plan(check, read, 1, item.depth + 1, "", None)
+    def read(stream: Stream) -> list[Any]:
+        return [read_item(stream) for _ in range(count_of(stream))]
+
+    def read_in_turns(stream: Stream) -> Generator[None, None, list[Any]]:
+        count = count_of(stream)
+        found: list[Any] = []
+        while len(found) < count:
+            found += [read_item(stream) for _ in range(min(items_per_turn, count - len(found)))]
+            yield
+        return found
+
+    return Plan(check, read, 1, item.depth + 1, "", read_in_turns)
+
+
+def _check_count(count: int, max_items: int, where: str) -> None:
+    """Raise RemoteProtocolError if a list or map has more than ``max_items`` elements (S25)."""
+    if count > max_items:
+        raise RemoteProtocolError(f"{where}: at most {max_items} elements in one request, found {count}")
 
 
 def _distinct(item: Plan, where: str, is_limited: bool) -> Plan:
@@ -395,8 +434,9 @@ def _distinct(item: Plan, where: str, is_limited: bool) -> Plan:
 
     If ``is_limited``, the elements count toward the request's partition limit.
     """
-    items = _list(item, where)
-    check_items, check_item, read_items = items.check, item.check, items.read
+    items = _list(item, where, is_limited=is_limited)
+    check_items, check_item, read_items, turns = items.check, item.check, items.read, items.read_in_turns
+    assert turns is not None
 
     def check(value: Any) -> list[Any]:
         if type(value) is list and len(value) == 1:  # most requests name one partition
@@ -407,22 +447,13 @@ def _distinct(item: Plan, where: str, is_limited: bool) -> Plan:
 
     def read(stream: Stream) -> list[Any]:
         found: list[Any] = read_items(stream)
-        if is_limited:
-            stream.spend_partitions(len(found), where)
-        if len(found) > 1:
-            _refuse_repeated(found, where)
+        _refuse_repeated(found, where)
         return found
 
     def read_in_turns(stream: Stream) -> Generator[None, None, list[Any]]:
-        count = stream.count(item.least_bytes, where)
-        if is_limited:
-            stream.spend_partitions(count, where)
-        found: list[Any] = []
-        while len(found) < count:
-            found += [item.read(stream) for _ in range(min(ITEMS_PER_TURN, count - len(found)))]
-            yield
-        if len(found) > 1:
-            _refuse_repeated(found, where)
+        found: list[Any] = yield from turns(stream)
+        _refuse_repeated(found, where)
+        yield
         return found
 
     return items._replace(check=check, read=read, read_in_turns=read_in_turns)
@@ -441,6 +472,7 @@ def _string_map(where: str) -> Plan:
     def check(value: Any) -> dict[str, str]:
         if type(value) is not dict:
             raise RemoteProtocolError(f"{where}: expected a map, found {_kind(value)}")
+        _check_count(len(value), MAX_ENTRIES_PER_MAP, where)
         for key, item in value.items():
             text.check(key)
             text.check(item)
@@ -448,6 +480,7 @@ def _string_map(where: str) -> Plan:
 
     def read(stream: Stream) -> dict[str, str]:
         count = stream.map_count(where)
+        _check_count(count, MAX_ENTRIES_PER_MAP, where)
         # A dict evaluates each key before its value, which is their order in the stream.
         entries = {text.read(stream): text.read(stream) for _ in range(count)}
         if len(entries) != count:
@@ -505,7 +538,6 @@ def _reader(
 def _compile_check(cls: type[Struct], fields: dict[str, Plan]) -> Callable[[Any], Any]:
     """Generate a function that checks an unpacked row and returns it as an instance of ``cls``."""
     # For a struct of an integer and a list of structs, the source is:
-    #
     #     def check(row):
     #         if type(row) is not list or len(row) != 2:
     #             refuse(row)
@@ -545,7 +577,7 @@ def _compile_check(cls: type[Struct], fields: dict[str, Plan]) -> Callable[[Any]
 
 
 def _kind(value: Any) -> str:
-    """Return a few words that describe a value of a wrong type, however large it is."""
+    """Return a short description of a value, for error messages."""
     match value:
         case None:
             return "nil"

@@ -15,9 +15,9 @@ Both ends follow these rules (S1, S20):
 * Every request gets exactly one response, even with ``acks=0``, and a server responds in the order of
   arrival.
 * A response whose body is ``[error_code, error_message]`` means that the whole request failed.
-* If a server cannot decode a request inside a valid frame, it responds with a named error, and the connection
-  continues. If the boundary of a frame is lost, the connection ends; the server may send the reason in an
-  error response with correlation id -1.
+* If a server can decode the header fields of a request but not its body, it responds with an error code, and
+  the connection continues. If these fields or the lengths of a frame are invalid, the connection ends; the
+  server may send the reason in an error response with correlation id -1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kafkalite.limits import (
     MAX_PAYLOAD_BYTES_BEFORE_HANDSHAKE,
 )
 from kafkalite.protocol import codec
-from kafkalite.protocol.api import API_KEY_BY_REQUEST, APIS, Api, ApiKey
+from kafkalite.protocol.api import API_BY_REQUEST, APIS, LATER_APIS, LOGIN_APIS, Api, ApiKey
 from kafkalite.protocol.codec import Buffer
 from kafkalite.protocol.frames import Frame, FrameReader, encode_frame
 from kafkalite.protocol.messages.cluster import (
@@ -49,7 +49,7 @@ from kafkalite.protocol.messages.cluster import (
     RaftMessagesRequest,
     ReplicaFetchResponse,
 )
-from kafkalite.protocol.messages.data import FetchResponse, ProduceRequest
+from kafkalite.protocol.messages.data import FetchResponse, FetchResponseV1, ProduceRequest
 from kafkalite.protocol.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafkalite.protocol.structs import Struct
 
@@ -65,7 +65,7 @@ class Request(Struct):
     api_version: int
     correlation_id: int
     client_id: str | None
-    message: Any  #: has the API's request type
+    message: Any  #: has the API's request type in ``api_version``
     payload: memoryview  #: writable, in its own buffer
 
 
@@ -102,11 +102,14 @@ class RequestError(Struct):
 class ServerConnection:
     """The server's end of a connection.
 
-    ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) apply after the client has sent ApiVersions;
-    if ``needs_login``, after ``open_limits`` was called.
+    ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) apply after the client has sent ApiVersions.
+    If ``needs_login``, they apply after ``open_limits`` was called; until then, the bodies of requests other
+    than LOGIN_APIS are not decoded, and a BadRequest with ILLEGAL_SASL_STATE takes their place.
+
     ``max_partitions`` (inclusive) limits the partitions that one request may name. So that no call takes
-    long, ``buffer_updated`` returns at most ``requests_per_turn`` requests and decodes only a part of a large
-    one. If ``has_more``, ``next_requests`` returns further requests, with the same limits.
+    long, ``buffer_updated`` returns at most ``requests_per_turn`` requests and does not decode the body of a
+    large one. If ``has_more``, call ``next_requests``, which returns the further requests in the same
+    portions and decodes a large one in several calls.
     """
 
     __slots__ = (
@@ -117,6 +120,7 @@ class ServerConnection:
         "_max_payload_bytes",
         "_needs_login",
         "_reader",
+        "_requests_per_turn",
         "_turn",
         "_unread",
         "_unread_frames",
@@ -134,7 +138,9 @@ class ServerConnection:
         needs_login: bool = False,
     ) -> None:
         self._needs_login = needs_login
-        self._turn = range(requests_per_turn)
+        self._requests_per_turn = requests_per_turn
+        #: One by one before the login, which decides whether the body of the next request is decoded.
+        self._turn = range(1 if needs_login else requests_per_turn)
         #: Complete frames after the last returned request; the last item may be the error that ends the
         #: stream.
         self._unread_frames: deque[Frame | RemoteProtocolError] = deque()
@@ -166,12 +172,16 @@ class ServerConnection:
         """The size of the buffers of an unfinished large request."""
         return self._reader.held_bytes
 
+    def abandon_frame(self) -> None:
+        """Free the buffers of an unfinished frame. The caller closes the connection."""
+        self._reader.abandon()
+
     def buffer_updated(self, byte_count: int) -> list[Request | BadRequest]:
         """Return the requests completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
         While ``has_more``, call ``hold`` instead. Raises RemoteProtocolError if the stream is damaged; then
-        close the connection. If there are complete requests before the damage, the call instead returns them
-        and a fatal BadRequest with NO_CORRELATION_ID.
+        close the connection. If this call has completed requests before the damage, it does not raise, but
+        returns them and a fatal BadRequest with NO_CORRELATION_ID.
         """
         reader = self._reader
         reader.received(byte_count)
@@ -210,7 +220,10 @@ class ServerConnection:
         self.has_more = bool(frames) or self._unread is not None
 
     def next_requests(self) -> list[Request | BadRequest]:
-        """Return further requests. The list may be empty while a large request is being decoded."""
+        """Return further requests. The list may be empty while a large request is being decoded.
+
+        If the stream is damaged, the last item of the last list is a fatal BadRequest with NO_CORRELATION_ID.
+        """
         events: list[Request | BadRequest] = []
         frames = self._unread_frames
         if self._unread is not None:
@@ -245,8 +258,8 @@ class ServerConnection:
     ) -> list[Buffer]:
         """Return the buffers of the response to ``request``, to be written in order.
 
-        ``throttle_ms``, for which the caller will read no further request, is sent with it. Raises
-        LocalProtocolError if a value has a wrong type or the response is too large.
+        ``throttle_ms`` is the time for which the caller will read no further request. The response contains
+        it. Raises LocalProtocolError if a value cannot be encoded or the response is too large.
         """
         envelope = codec.encode((request.correlation_id, throttle_ms, message))
         return encode_frame(envelope, payload_parts)
@@ -259,7 +272,10 @@ class ServerConnection:
         *,
         throttle_ms: int = 0,
     ) -> list[Buffer]:
-        """Return the buffers of a response that reports an error of the whole request."""
+        """Return the buffers of a response that reports an error of the whole request.
+
+        ``error_code`` must not be NONE. A message longer than MAX_ERROR_MESSAGE_LENGTH is cut.
+        """
         assert error_code != ErrorCode.NONE, "an error response needs an error code"
         if error_message is not None:
             error_message = error_message[:MAX_ERROR_MESSAGE_LENGTH]
@@ -267,7 +283,10 @@ class ServerConnection:
         return encode_frame(codec.encode((request.correlation_id, throttle_ms, error)))
 
     def _understand(self, frame: Frame) -> Request | BadRequest | None:
-        """Return the request in ``frame``, or None if it is large: then ``_unread`` decodes it in steps."""
+        """Return the request in ``frame``, or None if it is large: then ``_unread`` decodes it in steps.
+
+        Raises RemoteProtocolError if the header fields of the request are invalid.
+        """
         envelope, payload = frame
         head = codec.decode_request_head(envelope, self._max_partitions)
         key, version, correlation_id, client_id, body = head
@@ -277,12 +296,16 @@ class ServerConnection:
         api = APIS.get(key)
         if api is None:
             return _bad(head, ErrorCode.UNKNOWN_API, f"there is no api {key}")
+        if self._needs_login and key not in LOGIN_APIS:
+            return _bad(head, ErrorCode.ILLEGAL_SASL_STATE, "the client has not logged in")
         if not api.min_version <= version <= api.max_version:
             return _bad(
                 head,
                 ErrorCode.UNSUPPORTED_VERSION,
                 f"{api.key.name} has versions {api.min_version} to {api.max_version}, not {version}",
             )
+        if version:
+            api = LATER_APIS[key, version]
         if client_id is not None and len(client_id) > MAX_CLIENT_ID_LENGTH:
             return _bad(
                 head, ErrorCode.INVALID_REQUEST, f"a client id has at most {MAX_CLIENT_ID_LENGTH} characters"
@@ -304,7 +327,7 @@ class ServerConnection:
     def _understand_in_turns(
         self, head: codec.RequestHead, api: Api, frame: Frame
     ) -> Iterator[Request | BadRequest | None]:
-        """Decode a large request. Yields None until it is complete."""
+        """Decode a large request in steps. Yields None after each, and finally the request or the error."""
         try:
             for message in codec.decode_body_in_turns(api.request, head.body):
                 if message is None:
@@ -317,7 +340,12 @@ class ServerConnection:
             yield _bad(head, ErrorCode.INVALID_REQUEST, error.message)
 
     def open_limits(self) -> None:
-        """Apply the limits of a client that has sent ApiVersions and logged in, if it must."""
+        """Apply ``max_envelope_bytes`` and ``max_payload_bytes``.
+
+        If ``needs_login``, the caller calls this after the login of the client or the proof of a node.
+        """
+        self._needs_login = False
+        self._turn = range(self._requests_per_turn)
         self._reader.max_envelope_bytes = self._max_envelope_bytes
         self._reader.max_payload_bytes = self._max_payload_bytes
 
@@ -366,19 +394,28 @@ class ClientConnection:
         return self._request(APIS[ApiKey.API_VERSIONS], 0, message, ())
 
     def send(self, message: Struct, payload_parts: Iterable[Buffer] = ()) -> tuple[int, list[Buffer]]:
-        """Return (correlation id, buffers to write in order) of a request, in the negotiated version.
+        """Return (correlation id, buffers to write in order) of a request, in the version of its struct.
 
-        Raises LocalProtocolError before the handshake is complete, if the server has no common version of
-        this API, and if a limit or type is violated. In these cases nothing is to be written, and no response
-        will come.
+        Raises LocalProtocolError before the handshake is complete, if there is no version of this API that
+        both sides know, or the broker lacks the version of ``message``, if a value cannot be encoded, and if
+        the request is too large. In these cases nothing is to be written, and no response will come.
         """
-        api = APIS[API_KEY_BY_REQUEST[type(message)]]
+        api = API_BY_REQUEST[type(message)]
         if self._versions is None:
             raise LocalProtocolError(f"{api.key.name} cannot be sent before the ApiVersions response")
         version = self._versions.get(api.key)
         if version is None:
             raise LocalProtocolError(f"the broker supports no common version of {api.key.name}")
-        return self._request(api, version, message, payload_parts)
+        if version < api.version:
+            raise LocalProtocolError(
+                f"the broker supports {api.key.name} up to version {version}, not {api.version}"
+            )
+        return self._request(api, api.version, message, payload_parts)
+
+    def supports(self, request: type[Struct]) -> bool:
+        """Whether the server knows the version that ``request`` is of. False before the handshake."""
+        api = API_BY_REQUEST[request]
+        return self._versions is not None and self._versions.get(api.key, -1) >= api.version
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
         """Return a writable buffer of at least one byte for the next bytes of the stream."""
@@ -387,7 +424,8 @@ class ClientConnection:
     def buffer_updated(self, byte_count: int) -> list[Response]:
         """Return the responses completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
-        Raises RemoteProtocolError. Then close the connection, and fail all requests in flight.
+        Raises RemoteProtocolError. Then close the connection, and fail all requests whose responses were not
+        returned.
         """
         return [self._understand(frame) for frame in self._reader.buffer_updated(byte_count)]
 
@@ -455,13 +493,17 @@ def _common_versions(response: ApiVersionsResponse) -> dict[int, int]:
 _PARTS: Final[dict[type[Struct], Callable[[Any], list[Any]]]] = {
     ProduceRequest: attrgetter("partitions"),
     FetchResponse: attrgetter("partitions"),
+    FetchResponseV1: attrgetter("partitions"),
     ReplicaFetchResponse: attrgetter("partitions"),
     FetchMetadataResponse: attrgetter("entries"),
 }
 
 
 def _match_payload(message: Struct, payload: memoryview) -> None:
-    """Raise RemoteProtocolError unless the lengths in the body add up to the length of the payload."""
+    """Raise RemoteProtocolError unless the lengths in the body add up to the length of the payload.
+
+    EnvelopeRequest and EnvelopeResponse are exempt, because they contain no lengths.
+    """
     told = 0
     parts = _PARTS.get(type(message))
     if parts is not None:

@@ -8,13 +8,14 @@
     |u32 be  |u32 be  | msgpack      | raw record batches  |
     +--------+--------+--------------+---------------------+
 
-Small frames gather in a staging buffer of fixed size, many per read. An envelope or payload that does not
-fit gets a buffer of its own, into which the transport reads. The buffer grows as the bytes arrive, to exactly
-the size of the envelope or payload, so a payload is checked and written to disk without another copy.
+Small frames are received in a staging buffer of fixed size, many per read. An envelope that does not fit
+there, or a payload that is not complete there, gets a buffer of its own, into which the transport reads. This
+buffer grows as the bytes arrive, to exactly the size of the envelope or payload, so a payload is checked and
+written to disk without another copy.
 
-Both lengths are checked before any byte of the frame is kept (S1). Because the buffer grows, a peer that
-announces 100 MiB and sends nothing costs 64 KiB, or as much as a part that it sent completely before, but at
-most 1,028 KiB (S3).
+Both lengths are checked as soon as the header has arrived (S1). Because the buffer grows, a peer that
+announces 100 MiB and sends nothing costs only the first size of the buffer (S3): ``first_buffer_bytes``, by
+default 64 KiB, or the size of the largest envelope or payload that the peer has completed, up to 1,028 KiB.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def encode_frame(envelope: bytes, payload_parts: Iterable[Buffer] = ()) -> list[
 
 
 class _Lender(BytesIO):
-    """A BytesIO whose ``close`` does nothing, because it would raise BufferError while a view exists."""
+    """A BytesIO whose ``close`` does nothing: closing a BytesIO raises BufferError while a view exists."""
 
     __slots__ = ()
 
@@ -82,10 +83,10 @@ class _Lender(BytesIO):
 
 
 def untouched_buffer(size_bytes: int) -> memoryview:
-    """Return a writable buffer of zeros that occupies memory only where it has been written.
+    """Return a writable buffer of zeros. A large one occupies memory only where it has been written.
 
-    ``bytearray(n)`` writes all its zeros. ``bytes(n)`` is allocated by calloc: large blocks are pages that
-    the kernel supplies at the first write. BytesIO makes such a ``bytes`` object writable.
+    ``bytearray(n)`` writes all its zeros. ``bytes(n)`` is allocated by calloc: a large block consists of
+    pages that the kernel supplies at the first write. BytesIO makes such a ``bytes`` object writable.
     """
     return _Lender(bytes(size_bytes)).getbuffer()
 
@@ -99,9 +100,9 @@ class FrameReader:
     The limits are inclusive and may be changed between two frames. After a RemoteProtocolError, the frame
     boundary is lost: close the connection.
 
-    Invariant: after ``next_frame`` has returned None, either the target, a buffer for one large part, is
-    being filled and the staging buffer is empty, or the staging buffer holds the beginning of a frame and has
-    room for another byte.
+    Invariant: after ``next_frame`` has returned None, there are two cases. Either the staging buffer is
+    empty, and the target, a buffer for one envelope or payload, is being filled. Or there is no target, and
+    the staging buffer has room for another byte; it is empty or holds the beginning of a frame.
     """
 
     __slots__ = (
@@ -128,7 +129,7 @@ class FrameReader:
         staging_bytes: int = STAGING_BYTES,
         first_buffer_bytes: int = FIRST_BUFFER_BYTES,
     ) -> None:
-        """A large envelope or payload is first read into a buffer of ``first_buffer_bytes``, which grows."""
+        """``first_buffer_bytes`` is the first size of the buffer of a large envelope or payload."""
         assert staging_bytes >= FRAME_HEADER_BYTES
         self.max_envelope_bytes = max_envelope_bytes
         self.max_payload_bytes = max_payload_bytes
@@ -236,6 +237,11 @@ class FrameReader:
         self._filled = self._end - self._start
         self._target[: self._filled] = self._staging_view[self._start : self._end]
         self._start = self._end = 0
+
+    def abandon(self) -> None:
+        """Free the buffers of an unfinished frame. The stream can't be continued."""
+        self._target = self._envelope = None
+        self._start = self._end = self.held_bytes = 0
 
     def _finish_target(self) -> Frame | None:
         assert self._target is not None

@@ -1,18 +1,17 @@
 """The base classes of messages and events: immutable tuples with named fields, written by msgpack unchanged.
 
 A ``Struct`` is declared like a frozen dataclass and is a tuple of its fields in declaration order, beginning
-with the fields of its base. msgpack writes it as the array on the wire, and a decoded row becomes a Struct at
-C speed. Declaring a Struct takes microseconds, whereas a dataclass takes a millisecond; a client imports
-forty of them.
+with the fields of its base. msgpack writes it as an array. Declaring a Struct takes microseconds, whereas
+declaring a dataclass takes a millisecond.
 
-It differs from a plain tuple where a tuple would be surprising: structs of different types are never equal,
-and a struct without fields is true.
+Unlike plain tuples, structs of different types are never equal, structs have no order, and a struct without
+fields is true.
 """
 
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Annotated, Any, ClassVar, Final, NoReturn, Self, TypeVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeVar, dataclass_transform
 
 _new: Final = tuple.__new__
 
@@ -27,9 +26,15 @@ Distinct = Annotated[list[T], DISTINCT]
 DistinctReplicas = Annotated[list[T], DISTINCT_REPLICAS]
 
 
+class AtMost(NamedTuple):
+    """Marks a list: ``Annotated[list[str], AtMost(16)]``. A request with a longer list is refused (S25)."""
+
+    max_items: int
+
+
 @dataclass_transform(frozen_default=True)
 class StructType(type):
-    """The metaclass of Struct. Makes the annotations of a class body the fields of a tuple."""
+    """The metaclass of Struct. Makes the annotated names of a class body the fields of a tuple."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> StructType:
         own = tuple(name for name in namespace.get("__annotations__", ()) if not name.startswith("_"))

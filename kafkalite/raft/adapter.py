@@ -1,26 +1,26 @@
 """The pysyncobj adapter: the only module that uses the Raft library. It corrects unsafe behavior.
 
-pysyncobj provides the election, the replication loop, the commit rule and the apply loop. Without the
-adapter the library loses acknowledged commands (docs/adr/0009-raft-on-pysyncobj.md, which also gives the
-source of each rule below). The adapter supplies its own journal, snapshot store and transport, and overrides
-methods of the library: ``_SyncObj__x`` is the library's private ``self.__x``. This works with exactly one
-version of the library, which is checked when this module is imported.
+pysyncobj provides the election, the replication loop, the commit rule and the apply loop. Without the adapter
+the library loses acknowledged commands (docs/adr/0009-raft-on-pysyncobj.md, which also gives the source of
+each rule below). The adapter supplies its own journal, snapshot store and transport, and overrides methods of
+the library: ``_SyncObj__x`` is the library's private ``self.__x``. This works with exactly one version of the
+library. The import of this module checks the version.
 
 The adapter adds to the library's Raft (R17):
 
 - State is durable before a message depends on it: terms and votes at once, entries before their
   acknowledgement, the leader's own entries before they count.
-- An acknowledgement carries its term and the number of the message that it acknowledges. It does not count if
-  its term is not the current one, if that message was sent before the current link began, or if its sender
-  abstains from voting (``eligibility``).
+- An acknowledgement carries the term of its sender and the number of the message that it acknowledges. It
+  does not count if this term is not the leader's, if that message was sent before the current link began, or
+  if the sender abstains from voting (``eligibility``).
 - A follower commits only entries that the current message has verified.
 - Each vote counts once. Nothing is ever unpickled. Only the leader's own process proposes commands.
 - A snapshot replaces only an older state.
 - A leader or candidate of an older term is notified. A node whose process was paused first reads the messages
   that arrived meanwhile.
 
-``voter`` adds pre-vote, read-index and eligibility. Time is the clock of the Raft loop, and random numbers
-come from the node's ``Rng``, so that a simulated cluster is reproducible.
+``voter`` adds pre-vote, read-index, eligibility and the check after a start. Time is the clock of the Raft
+loop, and random numbers come from the node's ``Rng``, so that a simulated cluster is reproducible.
 """
 
 # Long because it is one class, and no other module may use the library's private names.
@@ -39,6 +39,7 @@ from kafkalite.raft.eligibility import Eligibility
 from kafkalite.raft.entries import MAX_COMMAND_BYTES, NO_OP, REGULAR
 from kafkalite.raft.journal import Journal
 from kafkalite.raft.messages import Message
+from kafkalite.raft.restart import LogEnd
 from kafkalite.raft.snapshot_store import Snapshot, SnapshotStore
 from kafkalite.rng import Rng
 
@@ -80,7 +81,8 @@ class WrongLibraryError(KafkaliteError):
 
 
 def check_library() -> None:
-    """Raise WrongLibraryError unless the installed version is the supported one."""
+    """Raise WrongLibraryError unless the installed version is the supported one and has all overridden
+    methods."""
     missing = [name for name in _OVERRIDDEN if not hasattr(SyncObj, f"_SyncObj__{name}")]
     if VERSION != LIBRARY_VERSION or missing:
         lacks = f", which lacks {', '.join(missing)}" if missing else ""
@@ -95,8 +97,8 @@ def _refuse_pickle(*_: Any) -> Any:
 
 
 def _patch_library() -> None:
-    """Disable the library's pickle, and make the library read the clock of the adapter that last called
-    ``enter``."""
+    """Disable the library's pickle, and make the library read the clock of the adapter whose ``enter`` was
+    called last."""
     check_library()
     for name in ("loads", "load", "dumps", "dump"):
         setattr(pysyncobj.pickle, name, _refuse_pickle)
@@ -177,7 +179,8 @@ class _NoPoller:
 
 
 class RaftAdapter(SyncObj):  # type: ignore[misc]
-    """A Raft voter, implemented by pysyncobj. Its host must call ``enter`` before any other method."""
+    """A Raft voter, implemented by pysyncobj. Its host must call ``enter`` before each call that handles a
+    message, a tick, a proposal or a link."""
 
     _SyncObj__raftLeader: Any
 
@@ -267,10 +270,10 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return None if leader is None else leader.id
 
     def matches(self) -> dict[int, tuple[int, float]]:
-        """Return {peer: (match index, loop time of the peer's last response)} as the leader knows them. The
-        match index is the last index up to which the peer's log agrees with the leader's.
+        """On the leader, return {peer: (match index, loop time of the peer's last response)}.
 
-        Unknown values are 0 and -1.0.
+        The match index is the last index up to which the peer's log agrees with the leader's. Unknown values
+        are 0 and -1.0.
         """
         match, seen = self._SyncObj__raftMatchIndex, self._SyncObj__lastResponseTime
         return {peer: (match.get(node, 0), seen.get(node, -1.0)) for peer, node in self._nodes.items()}
@@ -283,11 +286,11 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return self.deadline()
 
     def propose(self, command: bytes, done: Done) -> None:
-        """Append a command if this node leads.
+        """Append a command in a later tick if this node then leads.
 
-        Calls ``done(result, is_known)`` exactly once, when the outcome is decided: (result of
-        ``AdapterHost.apply``, True) if the command is committed; (None, True) if it has no effect; (None,
-        False) if the outcome is unknown.
+        Calls ``done(result, is_known)`` once, when the outcome is decided: (result of ``AdapterHost.apply``,
+        True) if the command is committed; (None, True) if it has no effect; (None, False) if the outcome is
+        unknown. After an exception of the adapter, ``done`` is called only if the host calls ``abandon``.
         """
         assert len(command) <= MAX_COMMAND_BYTES, "a command must fit in a message"
 
@@ -301,8 +304,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._host.kick()
 
     def hand_over(self) -> None:
-        """If this node leads, transfer leadership to the most advanced follower. Called before this node
-        stops."""
+        """If this node leads, request that the most advanced follower becomes the leader. Has no effect if
+        that follower lacks entries."""
         if self.raft_state() == LEADER:
             self.transferLeadership()
 
@@ -313,8 +316,24 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         instead. Called in each tick of a follower or candidate, before the library checks the election
         deadline."""
 
+    def abstains(self) -> bool:
+        """Whether this node at present neither votes nor sends acknowledgements that count."""
+        return self._eligibility.abstains
+
+    def may_elect(self, candidate: LogEnd) -> bool:
+        """Whether this node may vote for a candidate whose log ends at ``candidate`` (R59)."""
+        return True
+
+    def may_elect_itself(self) -> bool:
+        """Whether this node may be a candidate."""
+        return not self.abstains() and self.may_elect(self.log_end())
+
+    def log_end(self) -> LogEnd:
+        return LogEnd(self._journal.last_term, self._journal.last_index)
+
     def _on_resigned(self) -> None:
-        """Fail all waiting ``read_index`` calls. Called when this node has stopped leading."""
+        """Fail all waiting ``read_index`` calls. Called when this node has stopped leading or is
+        abandoned."""
 
     def _may_append_to(self, peer: int) -> bool:
         """Whether the leader may send entries to ``peer``."""
@@ -322,10 +341,10 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
 
     def _on_abstaining_ack(self, peer: int, match_index: int) -> None:
         """Record that a peer that abstains from voting has all entries up to ``match_index``. Called for each
-        of its acknowledgements."""
+        of its successful acknowledgements."""
 
     def set_deadline(self, deadline: float) -> None:
-        """Start an election at the loop time ``deadline``, unless a leader's message arrives first."""
+        """Set the loop time after which this node starts an election. A message from a leader replaces it."""
         self._SyncObj__raftElectionDeadline = deadline
 
     def deadline(self) -> float:
@@ -347,8 +366,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLeader = None
 
     def take_term(self, term: int, vote: int | None) -> None:
-        """Enter ``term`` with ``vote``, the node that this node has voted for (None: no vote yet). Both are
-        durable on return."""
+        """Enter ``term`` with ``vote``: the node that this node has voted for, ``voter.NO_CANDIDATE``, or
+        None if it may still vote. Both are durable on return."""
         self._SyncObj__setCurrentTerm(term, vote)
 
     def lead_next_term(self) -> None:
@@ -416,7 +435,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
 
     def do_acknowledgements_count(self) -> bool:
         """Whether the leader may count this node's acknowledgements; False while this node abstains (R17)."""
-        return not self._eligibility.abstains
+        return not self.abstains()
 
     def sync_before_acknowledgement(self) -> None:
         """Sync entries to disk before they are acknowledged (R17)."""
@@ -506,8 +525,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._on_resigned()
 
     def abandon(self) -> None:
-        """Report an outcome to all proposals and reads, because the adapter is no longer used. The outcome of
-        proposals that are already in the log is unknown; the others have no effect, and reads fail."""
+        """Complete all proposals and reads, because the adapter is no longer used. Reads fail. The outcome of
+        proposals that are already in the log is unknown; all other proposals have no effect."""
         self._report_unknown_outcomes()
         self._refuse_proposals()
         self._on_resigned()
@@ -546,7 +565,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._take_chunk(node, chunk)
 
     def verified_commit_index(self, message: Message) -> int:
-        """Return a follower's new commit index: at most the last index that this append verifies (R17)."""
+        """Return the commit index in ``message``, but at most the last index that the message verifies (R17).
+        A snapshot chunk does not advance the commit index."""
         if "prevLogIdx" in message:
             entries = message["entries"]
             verified = entries[-1][1] if entries else message["prevLogIdx"]
@@ -569,8 +589,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return bool(snapshot.last_index > self.raftLastApplied)
 
     def _install(self, snapshot: Snapshot) -> None:
-        """Replace the state by the leader's snapshot. Also replace the log unless it contains the snapshot's
-        last entries."""
+        """Replace the state by the leader's snapshot. Also replace the log unless it contains the last two
+        entries of the snapshot."""
         self._snapshots.store(snapshot)
         self._journal.align(snapshot.previous, snapshot.last)
         for index in list(self._SyncObj__commandsWaitingCommit):
@@ -607,16 +627,17 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             next_index[node] = sent  # do not resend entries that are in flight
 
     def is_of_present_term(self, message: Message) -> bool:
-        """Whether an acknowledgement counts: it must have the leader's current term (R17)."""
+        """Whether an acknowledgement has the leader's current term; otherwise it does not count (R17)."""
         return bool(message["stamp"] == self.raftCurrentTerm)
 
     def is_of_present_link(self, peer: int, message: Message) -> bool:
-        """Whether an acknowledgement counts: the append that it acknowledges must have been sent over the
-        current link (R17)."""
+        """Whether the append that is acknowledged was sent over the current link; otherwise the
+        acknowledgement does not count (R17)."""
         return bool(message["seq"] > self._link_floor.get(peer, 0))
 
     def _on_request_vote(self, node: Node, message: Message) -> None:
-        if not self.may_vote():
+        candidate = LogEnd(message["last_log_term"], message["last_log_index"])
+        if not self.may_vote() or not self.may_elect(candidate):
             return
         if message["term"] < self.raftCurrentTerm:
             self._send(node, {"type": "stale_term", "term": self.raftCurrentTerm})
@@ -625,7 +646,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
 
     def may_vote(self) -> bool:
         """Whether this node may vote; False while it abstains (R17)."""
-        return not self._eligibility.abstains
+        return not self.abstains()
 
     def _on_response_vote(self, node: Node, message: Message) -> None:
         if self.is_new_vote(message["term"], node.id):
@@ -634,15 +655,19 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._base(node, message)
 
     def is_new_vote(self, term: int, peer: int) -> bool:
-        """Whether a vote counts: only the first vote of each peer in a term does (R17)."""
+        """Whether no vote of ``peer`` in ``term`` was counted before; a second one does not count (R17)."""
         return (term, peer) not in self._votes_counted
 
     def _on_timeout_now(self, node: Node, message: Message) -> None:
-        if not self._eligibility.abstains:
+        if self.may_elect_itself():
             self._base(node, message)
 
     def _on_stale_term(self, _node: Node, message: Message) -> None:
         if message["term"] > self.raftCurrentTerm:
-            self._SyncObj__setCurrentTerm(message["term"], None)
-            self._SyncObj__setState(FOLLOWER)
-            self._SyncObj__raftLeader = None
+            self.follow_in_term(message["term"], None)
+
+    def follow_in_term(self, term: int, vote: int | None) -> None:
+        """Become a follower in ``term``, of which no leader is known yet."""
+        self.take_term(term, vote)
+        self._SyncObj__setState(FOLLOWER)
+        self.forget_leader()

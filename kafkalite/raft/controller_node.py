@@ -9,15 +9,15 @@
       publish  publisher(delta, image), each in turn                                          every node
       reply    when this node's image has reached the committed offset
 
-Commands that arrive during a commit are decided together after it, each on the result of the previous one,
-and share one entry. Their records are also replayed once before the commit, so that a record that cannot be
-replayed is never committed. If another node's entry came first (StaleImageError), the whole group is decided
-again on the newer image, so that a decision takes effect only on the state for which it was made.
+Commands that arrive during a commit are decided together after it, each on the result of the previous one.
+They share one entry, up to a limit. Their records are also replayed once before the commit, so that a record
+that cannot be replayed is never committed. If another entry came first (StaleImageError), the whole group is
+decided again on the newer image, so that a decision takes effect only on the state for which it was made.
 
 One of several controllers is active: the leader of the quorum, once its image contains every entry committed
-before its term. Only the active controller receives heartbeats and decides which brokers are alive
+before its term. Only the active controller handles heartbeats and decides which brokers are alive
 (``metadata.sessions``). Sessions are not replicated. A heartbeat writes to the log only if it changes the
-broker's state.
+state of the broker or of its replicas.
 """
 
 # Long because every step of a command works on the one queue and the one image.
@@ -57,6 +57,7 @@ from kafkalite.metadata.decision import ControllerSettings, Decision
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY, BrokerState, ClusterImage
 from kafkalite.metadata.partition_commands import MAX_ELECTIONS_PER_BALANCE, BalanceLeaders
+from kafkalite.metadata.reassignment_commands import ContinueReassignments
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.metadata.recovery import RecoveredPartition, ReplaceShortLeaders, ReplicaReports
 from kafkalite.metadata.sessions import BrokerSessions
@@ -82,6 +83,7 @@ _MAX_COMMANDS_PER_ENTRY: Final = 1_000
 _MAX_RECORDS_PER_ENTRY: Final = MAX_PARTITIONS_PER_REQUEST  # further commands wait for the next entry
 
 _READ_INDEX_RETRY_MS: Final = 50
+_CONTINUE_INTERVAL_MS: Final = 1_000  # between two looks for reassignments that can finish
 _PROBE_TIMEOUT_S: Final = 1.0
 
 _Waiting = tuple[Command, asyncio.Future[Any]]
@@ -129,6 +131,8 @@ class ControllerNode:
         self._probing: dict[int, asyncio.Task[None]] = {}  # by id of a broker without a heartbeat connection
         self._is_caught_up = False  # whether this leader's image has all entries committed before its term
         self._balanced_ms = 0
+        self._continued_ms = 0
+        self._continued: ClusterImage | None = None  # the image on which no reassignment could continue
         self._is_ticking = False
         self._loading: Delta | None = None  # during ``start``: the changes since EMPTY, published once
         self._queue: deque[_Waiting] = deque()
@@ -139,12 +143,13 @@ class ControllerNode:
 
     @property
     def controller_id(self) -> int | None:
-        """The node id of the active controller, or None."""
+        """The node id of the quorum's leader as far as this node knows, or None."""
         return self._quorum.leader_id
 
     @property
     def is_active(self) -> bool:
-        """Whether this node is the active controller and its image is up to date."""
+        """Whether this node is the active controller: it leads the quorum, and its image has every entry
+        committed before its term."""
         return self._is_open and self._is_caught_up and self._quorum.leader_id == self._node_id
 
     @property
@@ -163,7 +168,7 @@ class ControllerNode:
         self._on_leader_change(self._quorum.leader_id, 0)
 
     async def stop(self) -> None:
-        """Complete the submitted commands, then stop the quorum."""
+        """Wait until each submitted command is complete or has failed, then stop the quorum."""
         self._is_open = False
         self._end_activation()
         for probe in self._probing.values():
@@ -220,16 +225,17 @@ class ControllerNode:
     async def heartbeat(
         self, request: BrokerHeartbeatRequest, now_ms: int | None = None
     ) -> BrokerHeartbeatResponse:
-        """Handle a broker's heartbeat. ``now_ms`` is monotonic; None means now. Raises the errors of
-        ``submit``.
+        """Handle a broker's heartbeat. ``now_ms`` is monotonic; None means now.
 
-        Unless the response has ``is_fenced``, it extends the broker's session. So that the session ends
-        before another broker leads (R23), a majority of the voters confirms this controller before the
-        response, and ``is_fenced`` is already set while a fence of the broker is being committed.
+        A response without ``is_fenced`` extends the session that the broker itself keeps. That session must
+        end before another broker leads (R23). Therefore a majority of the voters confirms this controller
+        before the response, and ``is_fenced`` is already set while a fence of the broker is being committed.
 
         If the response has STALE_BROKER_EPOCH or BROKER_ID_NOT_REGISTERED, the broker must register again. A
-        broker may shut down, and is fenced, once it leads no partition that another broker could lead, and
-        all live brokers have replayed the transfer of its leaderships.
+        broker that wants to shut down may do so, and is fenced, once it leads no partition that another
+        broker could lead and all other live brokers have replayed the transfer of its leaderships.
+
+        Raises the errors of ``submit`` and ``Quorum.read_index``.
         """
         self._check_usable()
         await self._ensure_leading()
@@ -270,7 +276,7 @@ class ControllerNode:
 
     async def _check_registered(self, node_id: int, broker_epoch: int) -> None:
         """Raise BROKER_ID_NOT_REGISTERED if the newest image does not have the broker, or STALE_BROKER_EPOCH
-        if the image has another broker epoch (R19)."""
+        if the image has another epoch of the broker (R19)."""
         try:
             broker_of(self.image, node_id, broker_epoch)
         except BrokerError:
@@ -294,7 +300,8 @@ class ControllerNode:
     async def report_replicas(self, request: ReportReplicasRequest) -> ReportReplicasResponse:
         """Record a broker's report of its replicas' logs, and elect leaders where possible (R46-R50).
 
-        Raises the same errors as ``submit``, STALE_BROKER_EPOCH and BROKER_ID_NOT_REGISTERED.
+        Raises STALE_BROKER_EPOCH, BROKER_ID_NOT_REGISTERED, and the errors of ``submit`` and
+        ``Quorum.read_index``.
         """
         self._check_usable()
         await self._ensure_leading()
@@ -323,7 +330,7 @@ class ControllerNode:
             )
 
     async def _recover_leaders(self) -> None:
-        """Elect leaders of partitions for which all replicas have reported, or for which the wait for the
+        """Elect leaders of partitions for which enough replicas have reported, or for which the wait for the
         missing reports has ended (R46, R47)."""
         while (command := self._reports.due(self.image, self._clock.monotonic_ms())) is not None:
             recovered: list[RecoveredPartition] = await self.submit(command)
@@ -343,7 +350,7 @@ class ControllerNode:
                 return
 
     def describe_recovery(self) -> DescribeRecoveryResponse:
-        """Return the partitions that wait for a leader, and all damaged and unverified replicas.
+        """Return the recovering partitions, as ``ReplicaReports.describe`` describes them.
 
         Raises NotControllerError if this node is not the active controller.
         """
@@ -354,13 +361,14 @@ class ControllerNode:
         )
 
     def on_disconnect(self, node_id: int) -> None:
-        """Record that the broker's heartbeat connection has closed, and check whether its process is gone."""
+        """Record that the broker's heartbeat connection has closed, and check whether the broker's process
+        has ended."""
         self._sessions.on_disconnect(node_id)
         self._probe()
 
     def _probe(self) -> None:
-        """Dial each broker that has no heartbeat connection. If its host refuses the dial, its process has
-        ended: end its session."""
+        """Dial each unfenced broker without a heartbeat connection. If the broker's host refuses the dial,
+        end the broker's session, because its process has ended."""
         for node_id in self._sessions.unconnected() if self.is_active else ():
             broker = self.image.brokers.get(node_id)
             if broker is None or broker.is_fenced or node_id in self._probing:
@@ -385,9 +393,11 @@ class ControllerNode:
         del self._probing[node_id]
 
     async def tick(self) -> None:
-        """Fence brokers whose sessions have expired, elect leaders, and balance leadership at its interval.
+        """Fence brokers whose sessions have expired, elect leaders, continue reassignments, and balance
+        leadership every ``imbalance_check_interval_ms``.
 
-        Call it every 100 ms. Raises the errors of ``submit``.
+        Has no effect unless this node is the active controller of several nodes. Call it every 100 ms. Raises
+        the errors of ``submit``.
         """
         if not self.is_active or self._settings.is_single_node or self._is_ticking:
             return
@@ -397,6 +407,7 @@ class ControllerNode:
             self._probe()
             await asyncio.gather(*(self._fence(change) for change in self._overdue(now_ms)))
             await self._recover_leaders()
+            await self._continue_reassignments(now_ms)
             settings = self._settings
             if (
                 settings.auto_leader_rebalance
@@ -407,9 +418,18 @@ class ControllerNode:
         finally:
             self._is_ticking = False
 
+    async def _continue_reassignments(self, now_ms: int) -> None:
+        """Finish the reassignments that can finish, and add replicas to internal topics. Does nothing while
+        the image is the one on which nothing could be done."""
+        if self.image is self._continued or now_ms - self._continued_ms < _CONTINUE_INTERVAL_MS:
+            return
+        image = self.image
+        if await self.submit(ContinueReassignments(self._settings.internal_topics)) == 0:
+            self._continued, self._continued_ms = image, now_ms
+
     async def _fence(self, command: FenceBroker) -> None:
-        """Fence a broker whose session has ended. Until the fence is committed, no heartbeat renews the
-        session (R23)."""
+        """Fence a broker whose session has ended. Until the fence is committed, the responses to its
+        heartbeats have ``is_fenced`` (R23)."""
         self._fencing.add(command.node_id)
         self._fenced_offsets.pop(command.node_id, None)
         try:
@@ -439,12 +459,11 @@ class ControllerNode:
     # --- commands
 
     async def submit(self, command: Command) -> Any:
-        """Decide ``command``. Return its reply once it is committed and this node's image contains it.
+        """Decide ``command``. Return its reply once its records are committed and in this node's image.
 
-        Raises NotControllerError, ShuttingDownError, ThrottlingQuotaExceededError (the queue is full), and
-        errors of the commit: StorageExhaustedError (nothing was written), LogOfflineError (the outcome is
-        unknown).
-        A cancelled call may still take effect.
+        Raises the error of the decision, NotControllerError, ShuttingDownError, ThrottlingQuotaExceededError
+        (the queue is full), and the errors of ``Quorum.commit``. After RequestTimedOutError, LogOfflineError,
+        ShuttingDownError or a cancellation, the command may still take effect.
         """
         self._check_usable()
         if len(self._queue) >= MAX_QUEUED_COMMANDS:
@@ -458,15 +477,19 @@ class ControllerNode:
         return await done
 
     async def change(self, decide: Callable[[ClusterImage], Sequence[MetadataRecord]]) -> None:
-        """Commit the records that ``decide`` returns for the newest image. Raises as ``submit`` does."""
+        """Commit the records that ``decide`` returns for the newest image. If another entry came first,
+        ``decide`` is called again with a newer image. Raises the errors of ``submit`` except
+        ThrottlingQuotaExceededError."""
         self._check_usable()
         while not await self._commit(decide(self.image)):
             pass
 
     async def decide_at_once(self, command: Command) -> Any:
-        """Decide ``command`` as ``submit`` does, but not together with the commands in the queue.
+        """Decide and commit ``command`` without the queue of ``submit``, in an entry of its own. Return its
+        reply.
 
-        For a single node that starts: it costs fewer turns of the event loop. Raises as ``submit`` does.
+        For a single node that starts, this takes fewer turns of the event loop. Raises the errors of
+        ``submit`` except ThrottlingQuotaExceededError.
         """
         reply: Any = None
 
@@ -515,7 +538,8 @@ class ControllerNode:
             self._decider = None
 
     async def _decide_group(self) -> None:
-        """Commit the first commands of the queue as one entry of the metadata log, and send their replies."""
+        """Commit the first commands of the queue as one entry of the metadata log, then complete their
+        futures."""
         while True:
             records, outcomes = self._decide_on(self.image)
             try:
@@ -613,7 +637,8 @@ class ControllerNode:
         return self.image.metadata_offset, self.image.to_records()
 
     def fail(self, error: BaseException) -> None:
-        """Implements ``StateMachine.fail``: raises the error in all tasks that wait for an image."""
+        """Implements ``StateMachine.fail``: raises LogOfflineError in all tasks that wait for an offset, and
+        calls ``on_failed``."""
         self._failure = error
         stopped = LogOfflineError(f"the controller has stopped: {error}")
         stopped.__cause__ = error

@@ -1,24 +1,29 @@
-"""Decides whether a node may vote, which depends on its promises (R17).
+"""Decides whether a node may vote (R17).
 
-A promise is a vote or an acknowledgement. The journal stores them.
+A *promise* is a vote or an acknowledgement of entries, on which other voters rely. The journal stores
+promises.
 
 A node with an empty directory cannot distinguish a new cluster from one in which its own disk was replaced.
-If its disk was replaced, it has lost votes and acknowledgements that other voters rely on. Therefore the node
-abstains: it does not vote, is no candidate, and its acknowledgements do not count, until one of these
-conditions holds.
+If its disk was replaced, it has lost its promises. Therefore the node abstains: it does not vote, is no
+candidate, and its acknowledgements do not count, until one of these conditions holds.
 
 - *Bootstrap.* Within one round of inquiries, every other voter has responded that its directory is new too. A
   new link begins a new round, so all responses come from processes that were connected at the same time.
-  Therefore no node has made a promise yet. The directory ids of all voters become the bootstrap voters.
+  Therefore no node has made a promise yet. All voters are recorded, each with the id of its directory, as the
+  *bootstrap voters*.
 - *Listed as a bootstrap voter.* Another voter lists this directory among the bootstrap voters. The node has
-  abstained since it was listed, so it has lost no promise.
-- *Rejoin.* The node has all entries that the leader has committed, including one of the leader's term, and a
-  majority without this node confirms that leader (``voter.Voter``).
+  abstained since it was listed, so it has made no promise, unless the directory is an older copy
+  (``restart``).
+- *Rejoin.* The node has applied all entries that the leader has committed, including one of the leader's
+  term. A majority of the voters, not counting this node, confirms that this leader leads (``voter.Voter``).
 
-A node that was the only voter and is now one of several abstains too, because a majority without it must not
-elect a leader that lacks its log. If no other voter has ever voted, this node leads the next term and sends
-its log to the others. Once all of them have all committed entries, it records the directory ids of all as the
-bootstrap voters. It never replaces its own log by another.
+A voter that has started again also compares its log with those of the others before it votes (``restart``).
+
+A node that was the only voter also abstains after other voters were added. The others have empty logs: if all
+became voters now, a majority without this node could elect a leader that lacks its log. If no other voter has
+ever voted, this node leads the next term and sends its log to the others. Once all others have all committed
+entries, it records all voters with their directory ids as the bootstrap voters. It never replaces its own log
+by that of another node.
 """
 
 from __future__ import annotations
@@ -35,8 +40,8 @@ UNKNOWN: Final = b""  # stored by a voter that rejoined: it knows only the node 
 
 
 class Eligibility:
-    """Decides whether one node may vote. Pure: the caller persists a change before it assigns the change
-    here."""
+    """Decides whether one node may vote. Pure: the caller writes the bootstrap voters to the journal before
+    it calls ``become_voter``."""
 
     def __init__(
         self,
@@ -77,12 +82,13 @@ class Eligibility:
         bootstrap_voters: BootstrapVoters,
         is_log_shared: bool,
     ) -> BootstrapVoters | None:
-        """Process a peer's response. Return the bootstrap voters if this node is now one of them, else None.
+        """Process a peer's response to an inquiry. Return the bootstrap voters if this node may now become a
+        voter, else None.
 
-        ``seq``: the round that the peer responds to. ``directory``: the id of the peer's directory, which
-        never belonged to a voter if ``is_new``. ``is_log_shared``: every other voter has
-        this node's log, or the log is new. Raises DataDirectoryError if this node was the only voter and the
-        peer has voted.
+        ``seq`` is the round of the inquiry, or 0 if the peer sent the message without an inquiry.
+        ``directory`` is the id of the peer's directory. If ``is_new``, that directory never belonged to a
+        voter. ``is_log_shared``: whether every other voter has this node's log, or the log is new. Raises
+        DataDirectoryError if this node was the only voter, and the peer has bootstrap voters too.
         """
         if self.is_voter:
             return None
@@ -107,14 +113,25 @@ class Eligibility:
         """Whether the peer has responded, in this round, that its directory never belonged to a voter."""
         return peer_id in self._never_voted
 
+    def missing_at_first_start(self, attached: Iterable[int]) -> list[int]:
+        """Return the voters, sorted, for whose first start this node waits, given the ``attached`` peers.
+
+        Empty unless this directory and those of all attached peers are new. Empty without attached peers,
+        too: then the disk of this node may have been replaced.
+        """
+        connected = self._others.intersection(attached)
+        if self.is_voter or self.was_alone or not connected or connected - self._never_voted.keys():
+            return []
+        return sorted(self._others - connected)
+
     @property
     def is_round_complete(self) -> bool:
         """Whether all other voters have responded, in this round, that they have never voted."""
         return self._never_voted.keys() == self._others
 
     def bootstrap_now(self, *, is_log_shared: bool) -> BootstrapVoters | None:
-        """Return the directories of all voters if the round is complete and ``is_log_shared``. Otherwise, or
-        if this node may vote already, return None."""
+        """Return the bootstrap voters if this node may not vote yet, the round is complete and
+        ``is_log_shared``. Otherwise return None."""
         if self.is_voter or not is_log_shared or not self.is_round_complete:
             return None
         return dict(sorted({**self._never_voted, self._node_id: self.directory}.items()))

@@ -6,8 +6,9 @@
     command  00 | u64 after_offset | msgpack bytes of the records         big-endian
              01                                                           no-op, the first entry of a leader
 
-A command takes effect only if ``after_offset`` is the offset of the last command that took effect.
-Otherwise it is void on every node (R19). The offset of an entry is its index, so offsets have gaps.
+A command takes effect only if ``after_offset`` is the offset of the current state: the offset of the last
+command that took effect, or 0. Otherwise the command is void on every node (R19). The offset of an entry is
+its index. Offsets have gaps, because no-ops and void commands do not change the state.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _AFTER_OFFSET: Final = struct.Struct(">Q")
 
 
 def change_after(offset: int, records: bytes) -> bytes:
-    """Return the encoded change for ``records``, which were decided on the state at ``offset``: a command
-    without its first byte."""
+    """Return the change, which is a command without its first byte, for ``records`` that were decided on the
+    state at ``offset``."""
     return _AFTER_OFFSET.pack(offset) + records
 
 

@@ -4,8 +4,8 @@
 
     frame = u32 length | u32 crc32c | msgpack            big-endian; the checksum covers the msgpack bytes
 
-A writer syncs each frame before it begins the next. So a crash tears at most the last frame, which was never
-acknowledged. A damaged frame before an intact frame is corruption (R24, R25).
+A writer syncs each frame before it begins the next one. So a crash can tear only the last frame, of which
+nothing has been acknowledged. A damaged frame before an intact frame is corruption (R24, R25).
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def read_frames(data: bytes, path: str) -> tuple[list[tuple[int, list[Any]]], in
 
 
 def read_intact_frames(data: bytes, path: str) -> tuple[list[tuple[int, list[Any]]], int]:
-    """Return (position, array) of each frame before the first damaged one, and the position after them.
+    """Return (position, array) of each frame before the first damaged one, and the position after these
+    frames.
 
     Raises CorruptLogError if a payload is not a msgpack array.
     """

@@ -1,7 +1,7 @@
 """Reads the intact part of a single node's metadata, and counts the records in doubt (R25, R45).
 
-A start that refuses the metadata, ``kl log verify`` and ``kl log accept-loss`` use the same comparison.
-Nothing is changed. Blocking.
+Records in doubt are those that the node had stored, and that the intact part lacks. Used to describe a
+refusal at a start, by ``kl log verify`` and by ``kl log accept-loss``. Nothing is changed. Blocking.
 """
 
 # Tests: tests/raft/test_older_metadata.py, tests/cli/test_log.py
@@ -25,8 +25,10 @@ from kafkalite.storage.layout import join
 class IntactMetadata:
     """The entries before the first damage, and the snapshot that they continue.
 
-    ``entries`` is never empty; without a snapshot it begins with FIRST_ENTRY. ``damage``: the problem of each
-    file, by path; a file that is missing counts. ``newest_index``: the last index of any intact entry.
+    ``entries`` is never empty. If there is no snapshot, it begins at index 1. There is one exception: for
+    files of an older version, it is a single entry with the last index that the converted log will have.
+    ``damage``: the problem of each damaged or missing file, by path. ``newest_index``: the highest index of
+    an intact entry of the journal, also after the damage.
     """
 
     identity: Identity | None = None
@@ -42,11 +44,12 @@ class IntactMetadata:
         return self.entries[-1][1]
 
     def is_older_than(self, known_offset: int) -> bool:
-        """Whether the node had metadata up to ``known_offset``, which is not in the entries."""
+        """Whether ``entries`` ends before ``known_offset``, which the node's metadata had reached."""
         return self.last_index < known_offset
 
     def records_in_doubt(self, known_offset: int) -> int | None:
-        """Return how many records a node lacks that had metadata up to ``known_offset``; None if unknown."""
+        """Return how many entries the node is known to have had after ``entries``, given that its metadata
+        had reached ``known_offset``. Return None if there is damage, but no such entry is known."""
         missing = max(known_offset, self.newest_index) - self.last_index
         if missing > 0:
             return missing
@@ -112,8 +115,8 @@ def read_intact_metadata(fs: FileSystem, directory: str, node_id: int) -> Intact
 
 
 def check_alone(fs: FileSystem, data_directory: str, node_id: int, identity: Identity | None) -> None:
-    """Raise DataDirectoryError if the metadata of ``data_directory`` is that of a cluster of several nodes,
-    from which a node can copy it."""
+    """Raise DataDirectoryError if ``data_directory`` is that of a node of a cluster. Such a node can copy the
+    metadata from other nodes."""
     path = join(data_directory, layout.VOTERS_FILE)
     voters: set[str] = set()
     if fs.exists(path):

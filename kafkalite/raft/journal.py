@@ -10,18 +10,20 @@ A single node and a voter use the same format, so a single node can become one o
                     [4, is_voter, voters]
     voters          [[node, directory], …], the bootstrap voters; see ``eligibility``
 
-``raft.frames`` defines the frames. Compaction writes a new file and renames it.
+``raft.frames`` defines the frames. Compaction writes a new file and renames it to ``raft.log``.
 
-A second file has the end of the last frame that was synced, so that a frame that was cut off later is not
-taken for one whose write was interrupted (R25)::
+A second file has the position after the last synced frame, so that the later loss of a synced frame is not
+mistaken for an interrupted write (R25)::
 
     raft.end        "KLRE" | u32 CRC-32C of the journal's header frame | u64 end | u32 CRC-32C of all before
 
-It is written after each sync of the journal, is never synced itself, and is ignored if missing or unreadable.
+``raft.end`` is written after each sync of the journal, but not synced. Before a new file replaces the
+journal, ``raft.end`` is durably overwritten with zeros. A ``raft.end`` that is missing, has a bad checksum or
+has only zeros is ignored.
 
-pysyncobj uses the object as its own journal and calls the camel-case methods. Two of them differ, because the
-library's behavior is unsafe: ``add`` addresses an entry by its index and truncates only where the logs
-conflict, so ``deleteEntriesFrom`` does nothing.
+pysyncobj uses a ``Journal`` as its log. Two methods differ from the library's own journal, whose behavior is
+unsafe: ``add`` addresses an entry by its index and truncates only where the logs conflict. Therefore
+``deleteEntriesFrom`` does nothing.
 
 Blocking and not thread-safe: use it in one thread at a time.
 """
@@ -67,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The node and directory that own a journal, and whether the node may vote."""
+    """The node and directory that own a journal, whether the node may vote, and the bootstrap voters."""
 
     node_id: int
     directory: bytes  #: a random id, generated with the journal, so that a replaced disk has another id
@@ -83,7 +85,8 @@ class RecordedEnd(NamedTuple):
 
 
 def parse_end(data: bytes, path: str) -> RecordedEnd | None:
-    """Return the content of ``raft.end``, or None if it is empty or all zeros. Raises CorruptLogError."""
+    """Return the content of ``raft.end``, or None if ``data`` is empty or all zeros. Raises CorruptLogError
+    for any other ``data`` with a wrong length or checksum."""
     fixed = data[: _END.size]
     if len(data) == _END.size + _CRC.size and _CRC.pack(crc32c(fixed)) == data[_END.size :]:
         return RecordedEnd(*_END.unpack(fixed)[1:])
@@ -95,7 +98,8 @@ def parse_end(data: bytes, path: str) -> RecordedEnd | None:
 def check_end(path: str, header_crc: int, end: int, recorded: RecordedEnd | None) -> int:
     """Return the synced end of the journal at ``path``, whose frames end at ``end``; 0 if it is not known.
 
-    Raises CorruptLogError if the journal lacks synced frames.
+    ``header_crc`` is the CRC of the journal's header frame. Raises CorruptLogError if the journal lacks
+    synced frames, or if ``recorded`` is the end of another journal.
     """
     if recorded is None:
         return 0
@@ -140,7 +144,8 @@ class Journal:
         return self._filesystem.exists(self._path)
 
     def create(self, identity: Identity, entries: Sequence[Entry], *, term: int, vote: int | None) -> None:
-        """Write a new journal in a directory without one. Raises StorageExhaustedError, LogOfflineError."""
+        """Write a new journal, which replaces an existing one. Raises StorageExhaustedError,
+        LogOfflineError."""
         self._filesystem.make_dirs(self._directory)
         self._filesystem.sync_dir(parent(self._directory))
         self.identity = identity
@@ -151,8 +156,9 @@ class Journal:
     def open(self, node_id: int) -> None:
         """Read the file, truncate a torn tail, and prepare to append.
 
-        Raises CorruptLogError if the file is damaged, StorageError for another version, and
-        DataDirectoryError for the journal of another node.
+        Raises CorruptLogError if the file is damaged, or if ``raft.end`` shows that it lacks synced frames or
+        is another journal. Raises StorageError for another version, and DataDirectoryError for the journal of
+        another node.
         """
         data = self._filesystem.read_bytes(self._path)
         ((_, header), *frames), end = read_frames(data, self._path)
@@ -178,11 +184,12 @@ class Journal:
         self._note_end()
 
     def read_intact(self, node_id: int) -> tuple[CorruptLogError | None, int]:
-        """Load the changes before the first damage, without changing the file. Return (the damage or None,
-        the last index of all intact entries, also of those after the damage; 0 if there is none).
+        """Load the changes before the first damage, without changing the file. Return (the damage, or None;
+        the highest index of an intact entry).
 
-        If the header is damaged, nothing is loaded. Raises DataDirectoryError for the journal of another
-        node, StorageError for another version, OSError.
+        Entries after the damage count for the highest index, which is 0 if no entry is intact. If the header
+        is damaged, nothing is loaded. Raises DataDirectoryError for the journal of another node, StorageError
+        for another version, OSError.
         """
         data = self._filesystem.read_bytes(self._path)
         damage: CorruptLogError | None = None
@@ -209,7 +216,8 @@ class Journal:
     def _check_end(self, end: int) -> int:
         """Return the position up to which the frames were synced; 0 if that is not known.
 
-        Raises CorruptLogError if frames after position ``end`` were synced and are missing.
+        Raises CorruptLogError if frames after position ``end`` were synced, or if ``raft.end`` belongs to
+        another journal.
         """
         if not self._filesystem.exists(self._end_path):
             return 0
@@ -231,7 +239,7 @@ class Journal:
             _log.warning("the end of the metadata journal is not recorded %s", Fields(error=error))
 
     def _forget_end(self) -> None:
-        """Durably overwrite ``raft.end`` with zeros, before a shorter journal replaces the current one."""
+        """Durably overwrite ``raft.end`` with zeros, before another file replaces the journal."""
         if self._filesystem.exists(self._end_path):
             file = self._filesystem.open(self._end_path, create=True)
             file.write_at(0, bytes(_END.size + _CRC.size))
@@ -274,9 +282,9 @@ class Journal:
     def align(self, previous: Entry, last: Entry) -> None:
         """Make the log agree with a stored snapshot, whose last two entries are ``previous`` and ``last``.
 
-        A log that contains both entries is kept completely. Such a log may begin earlier than they do, if a
-        crash happened between snapshot and compaction, and may continue beyond a leader's snapshot with
-        entries that this node has acknowledged (R17). Any other log is replaced by the two entries.
+        A log that contains both entries is kept completely, because this node may have acknowledged later
+        entries (R17). Any other log is replaced by the two entries. Raises CorruptLogError if the log begins
+        after ``last``. Raises the errors of ``sync``.
         """
         log, index = self._log, last[1]
         if log and log[0][1] > index:
@@ -293,13 +301,14 @@ class Journal:
         self.sync()
 
     def contains_end_of_snapshot(self, previous: Entry, last: Entry) -> bool:
-        """Whether the log contains the last two entries of a snapshot, and so must be kept (R17)."""
+        """Whether the log contains the last two entries of a snapshot. If so, the log must be kept (R17)."""
         at = previous[1] - self._log[0][1] if self._log else -1
         return at >= 0 and [entry[1:] for entry in self._log[at : at + 2]] == [previous[1:], last[1:]]
 
     def add(self, command: bytes, index: int, term: int) -> None:
-        """Set entry ``index``. If the log has an entry of the same term there, keep that entry and all later
-        ones. If it has an entry of another term, drop that entry and all later ones first."""
+        """Set entry ``index``, which is durable only after ``sync``. If the log has an entry of the same term
+        at this index, keep that entry and all later ones. If it has an entry of another term there, drop that
+        entry and all later ones first."""
         log = self._log
         at = index - log[0][1] if log else 0
         assert 0 <= at <= len(log), f"entry {index} does not follow the log's {len(log)} entries"
@@ -344,7 +353,8 @@ class Journal:
             raise self._offline("truncated", error) from error
 
     def discard_unsynced(self, last_index: int) -> None:
-        """Drop the entries after ``last_index``, none of which has been synced."""
+        """Drop all unsynced changes and the entries after ``last_index``. None of these entries may have been
+        synced."""
         del self._log[last_index + 1 - self.first_index :]
         self._unsynced.clear()
 
@@ -355,7 +365,7 @@ class Journal:
         self.sync()
 
     def compact(self, first_index: int) -> None:
-        """Drop the entries before ``first_index``, which a durable snapshot covers.
+        """Drop the entries before ``first_index``. A durable snapshot must cover them.
 
         Raises StorageExhaustedError, which leaves the file usable, and LogOfflineError.
         """
@@ -364,7 +374,7 @@ class Journal:
         self._rewrite()
 
     def _rewrite(self) -> None:
-        """Replace the file by one with the current entries, term and identity."""
+        """Replace the file by one with the current entries, term, vote and identity."""
         identity = self.identity
         header = [
             _FORMAT,
@@ -393,8 +403,8 @@ class Journal:
         self._note_end()
 
     def _open_file(self) -> None:
-        """Open the file to append to it. Raises StorageExhaustedError, after which the next ``sync`` repeats
-        this (R55), and LogOfflineError."""
+        """Open the file to append to it. Raises StorageExhaustedError, after which the next ``sync`` opens
+        the file (R55), and LogOfflineError."""
         try:
             self._file = self._filesystem.open(self._path)
         except StorageExhaustedError:
@@ -441,7 +451,8 @@ class Journal:
         return self._vote
 
     def setRaftCommitIndex(self, index: int) -> None:  # noqa: N802
-        """Set the commit index in memory. After a start, it is the last index of the snapshot."""
+        """Raise the commit index to ``index``, in memory only; a lower index has no effect. When the metadata
+        log is opened, the commit index is the last index of the snapshot, or 1 without a snapshot."""
         self._commit_index = max(self._commit_index, index)
 
     def getRaftCommitIndex(self) -> int:  # noqa: N802
@@ -486,6 +497,8 @@ def _indexes(payload: bytes) -> list[int]:
     try:
         changes = msgpack.unpackb(payload)
     except (ValueError, msgpack.UnpackException):
+        return [0]
+    if not isinstance(changes, list):
         return [0]
     entries = [one for one in changes if isinstance(one, list) and len(one) == 4 and one[0] == _ENTRY]
     return [0, *(int(one[1]) for one in entries)]

@@ -1,4 +1,4 @@
-"""Reads the metadata files of single-node clusters from before they used the journal of a voter.
+"""Reads the metadata files that single nodes wrote before they used the format of ``journal``.
 
 ::
 
@@ -6,8 +6,8 @@
     metadata.log        first frame: ["kafkalite-metadata-log", 1, base_offset]
                         then frames: [[offset, [record, …]], …]     the entries of one sync
 
-A new snapshot was written before the log was replaced by an empty one, so the first entries of the log may
-already be in the snapshot. ``MetadataLog`` converts the files when a node starts.
+A new snapshot was written before an empty log replaced the former log. After a crash in between, the entries
+of the log are also in the snapshot. ``MetadataLog.open`` converts the files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def exists(filesystem: FileSystem, directory: str) -> bool:
 
 
 def read(filesystem: FileSystem, directory: str) -> tuple[int, bytes]:
-    """Return the last offset (0 for an empty log), and the encoded records of the state at that offset.
+    """Return the last offset (0 if nothing is stored), and the encoded records of the state at that offset.
 
     A torn tail was never acknowledged and is ignored. Raises CorruptLogError, StorageError.
     """
@@ -65,8 +65,8 @@ def read(filesystem: FileSystem, directory: str) -> tuple[int, bytes]:
 
 
 def remove(filesystem: FileSystem, directory: str) -> None:
-    """Remove the metadata files of the older version if they exist. The caller has stored their contents
-    durably."""
+    """Remove the metadata files of the older version if they exist. The caller must have stored their
+    contents durably."""
     names = [name for name in (LOG_FILE, SNAPSHOT_FILE) if filesystem.exists(join(directory, name))]
     for name in names:
         filesystem.unlink(join(directory, name))

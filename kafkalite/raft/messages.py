@@ -1,19 +1,22 @@
-"""The messages between voters, as bytes: msgpack arrays of ``[kind, field, …]``, never a pickle.
+"""Encodes and decodes the messages between voters: msgpack arrays of ``[kind, field, …]``, never a pickle.
 
 Every message has a schema. ``decode`` refuses a message that violates its schema. A valid message becomes a
-dict with the names and types that the library relies on.
+dict with the names and types that pysyncobj and ``voter`` rely on.
 
 ::
 
     append            the entries after (prevLogIdx, prevLogTerm), and the commit index
     chunk             a part of the leader's snapshot
-    next_node_idx     acknowledges an append or a chunk; ``stamp`` is the sender's term, ``seq`` the number of
-                      the acknowledged message, and ``counts`` is False if the sender abstains
+    next_node_idx     responds to an append or a chunk; ``stamp`` is the sender's term, ``seq`` the number of
+                      that append or chunk, and ``counts`` is False if the sender abstains
     request_vote, response_vote, timeout_now
-    prevote(_ok)      asks for a vote before a term begins, so that a returning node deposes no leader
-    probe(_ok)        asks whether the named node leads the term
+    prevote           asks whether the receiver would vote for the sender in a new term, so that a returning
+                      node deposes no leader; prevote_ok: it would
+    probe             asks whether the named node leads the term; probe_ok: it does
     stale_term        notifies the receiver of a newer term
-    inquire, eligibility   asks a node whether it may vote, or has a new directory (see ``eligibility``)
+    inquire           asks for the eligibility of the receiver
+    eligibility       whether the sender may vote or has a new directory (see ``eligibility``), and where its
+                      log ends (see ``restart``)
 """
 
 from __future__ import annotations
@@ -87,6 +90,7 @@ _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
     "leader": _is_node,
     "directory": _is_directory,
     "is_new": _is_flag,
+    "is_voter": _is_flag,
     "bootstrap_voters": _is_bootstrap_voters,
 }
 
@@ -104,7 +108,19 @@ _SCHEMA: Final[dict[int, tuple[str, tuple[str, ...]]]] = {
     10: ("probe_ok", ("seq",)),
     11: ("stale_term", ("term",)),
     12: ("inquire", ("seq",)),
-    13: ("eligibility", ("seq", "directory", "is_new", "bootstrap_voters")),
+    13: (
+        "eligibility",
+        (
+            "seq",
+            "directory",
+            "is_new",
+            "bootstrap_voters",
+            "is_voter",
+            "term",
+            "last_log_index",
+            "last_log_term",
+        ),
+    ),
 }
 _NUMBER: Final = {kind: number for number, (kind, _) in _SCHEMA.items()}
 _APPEND: Final = "append_entries"  # the library's name for both append and chunk
@@ -121,7 +137,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """Decode a message. Raises RemoteProtocolError if the bytes are malformed."""
+    """Decode a message. Raises RemoteProtocolError if the message violates its schema."""
     try:
         values = msgpack.unpackb(data, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
@@ -144,7 +160,8 @@ def decode(data: bytes | memoryview) -> Message:
 
 
 def _check_order(message: Message) -> None:
-    """Raise if entries are not consecutive, or if their terms decrease or exceed the leader's term."""
+    """Raise RemoteProtocolError if the indexes of the entries do not continue ``prevLogIdx`` without a gap,
+    or if their terms decrease or exceed the leader's term."""
     index, term = message["prevLogIdx"], message["prevLogTerm"]
     for _, entry_index, entry_term in message["entries"]:
         index += 1

@@ -61,10 +61,11 @@ class MetadataLog:
     ) -> None:
         """Read the files and truncate a torn tail; create or convert the files if necessary.
 
-        If ``allow_new`` is False, a directory without a journal is refused. ``known_offset``, if given, is
-        the offset that a single-node cluster had reached before: a log that ends below it is an older
-        copy, and is refused (R25). If this node is the only voter, the hint of a refusal has the number of
-        records in doubt and the command that accepts their loss (R45).
+        If ``allow_new`` is False, a directory without a journal is refused, unless it has the files of an
+        older version. ``known_offset``, if given, is the offset that this node's metadata had reached before:
+        a log that ends below it is an older copy, and is refused (R25). If this node is the only voter and
+        its metadata is damaged, missing or older, the hint of the error has the number of records in doubt
+        and the command that accepts their loss (R45).
 
         Raises CorruptLogError, StorageError, DataDirectoryError, StorageExhaustedError, LogOfflineError.
         """
@@ -137,9 +138,9 @@ class MetadataLog:
         self.journal.create(identity, entries, term=FIRST_TERM, vote=self._node_id)
 
     def _convert(self, directory_id: bytes) -> None:
-        """Store the state of a legacy journal as a snapshot with the same offset.
+        """Store the state of a legacy journal as a snapshot with the same offset, and create the journal.
 
-        The legacy files are removed last. If a crash interrupts the conversion, it is repeated.
+        The legacy files are removed last. If a crash interrupts the conversion, the next start completes it.
         """
         offset, records = legacy_journal.read(self._filesystem, self._directory)
         entries: list[Entry] = [FIRST_ENTRY]
@@ -152,7 +153,8 @@ class MetadataLog:
         _log.info("converted the metadata log of an older version %s", fields)
 
     def _check_bootstrap_voters(self) -> None:
-        """Raise if the voters have changed, because majorities of two voter sets need not overlap."""
+        """Raise DataDirectoryError if the configured voters may not use this directory: majorities of two
+        different voter sets need not overlap."""
         known = sorted(self.journal.identity.bootstrap_voters)
         if self._voters is None and known != [self._node_id]:
             raise DataDirectoryError(

@@ -1,13 +1,12 @@
 """Runs one voter on the Raft loop (``runner``): its files, links and Raft protocol.
 
-The node handles encoded entries and their order. The quorum runs on the broker's loop, receives events
-through ``post``, and decodes the records. A change takes effect only on the state on which it was decided
-(``entries``), so offsets are Raft indices, with gaps.
+The node handles encoded entries and their order. ``RaftQuorum`` runs on the broker's loop, receives events
+through ``post``, and decodes the records. Offsets are Raft indices, and have gaps (``entries``).
 
 Any exception stops the node. It then sends nothing, and the quorum receives the error. Nothing is retried,
 because the state of the library after an exception is unknown (R26). If the disk is full, or another resource
-is exhausted, the node pauses instead. Like a crashed process it forgets all state that is not on its disk,
-and it reads its files again after RESUME_INTERVAL_S (R54).
+is exhausted, the node pauses instead: it drops its voter, and reads its files again after RESUME_INTERVAL_S,
+as after a crash (R54).
 """
 
 # Tests: tests/raft/test_raft_quorum.py, tests/raft/test_raft_schedules.py
@@ -61,7 +60,8 @@ class VoterStatus(NamedTuple):
 
 
 class QuorumStatus(NamedTuple):
-    """The state of the quorum as one voter knows it. Only the leader knows the match offsets in ``nodes``."""
+    """The state of the quorum as one voter knows it. Only the leader knows the match offsets of other
+    voters."""
 
     node_id: int
     leader_id: int | None
@@ -72,6 +72,7 @@ class QuorumStatus(NamedTuple):
     snapshot_offset: int
     is_voter: bool  #: False while it abstains
     nodes: Sequence[VoterStatus]
+    missing_at_first_start: Sequence[int] = ()  #: see ``Eligibility.missing_at_first_start``
 
 
 class NodeListener(Protocol):
@@ -106,7 +107,8 @@ Post = Callable[[list[tuple[Any, ...]]], None]
 
 
 class RaftNode:
-    """A voter. Use it on the Raft loop only. After a failure it sends, writes and applies nothing."""
+    """The files, links and protocol of one voter. Use it on the Raft loop only, except for its creation and
+    ``status``. After a failure it sends, writes and applies nothing."""
 
     def __init__(
         self,
@@ -122,7 +124,9 @@ class RaftNode:
         post: Post,
         allow_new: bool = True,
         known_offset: int | None = None,
+        is_copy: bool = False,
     ) -> None:
+        """``is_copy``: the data directory was copied since the node last used it (R59)."""
         self._node_id = node_id
         self._others = sorted(set(voters) - {node_id})
         self._runner = runner
@@ -132,6 +136,7 @@ class RaftNode:
         self._post = post
         self._allow_new = allow_new
         self._known_offset = known_offset
+        self._is_copy = is_copy
         # If the time between two ticks were longer, the voter would mistake it for a pause of the process.
         self._max_tick_s = min(_MAX_TICK_S, settings.election_timeout_ms / 4_000)
         self._events: list[tuple[Any, ...]] = []
@@ -168,11 +173,17 @@ class RaftNode:
         )
         self.journal = self._files.journal
 
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether the voter has all entries that were committed before its start (R59). May be read in any
+        thread."""
+        return self.is_running and self.voter.has_ended_restart()
+
     # --- start and stop --------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Read or create the files, pass the snapshot, if there is one, to the listener, and start the voter
-        and its timer.
+        """Read or create the files, pass the snapshot to the listener if it is newer than the listener's
+        state, and start the voter and its timer.
 
         Raises CorruptLogError, StorageError, DataDirectoryError.
         """
@@ -202,6 +213,7 @@ class RaftNode:
             settings=self._settings,
             now=now,
             rng=self._rng,
+            is_copy=self._is_copy,
         )
         self._offset = 0
         if snapshot is not None:
@@ -214,7 +226,8 @@ class RaftNode:
         self._on_timer()
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Transfer leadership, close the files, and then call ``done`` on the listener's loop."""
+        """If this node leads, request a leadership transfer. Close the files, then call ``done`` on the
+        listener's loop."""
         if self.is_running:
             self._work(self.voter.hand_over)
         self._end()
@@ -229,7 +242,7 @@ class RaftNode:
             self.journal.close()
 
     def halt(self) -> None:
-        """Stop immediately, because the broker's side has failed."""
+        """Stop immediately, without a leadership transfer. The listener is not notified."""
         self._end()
         self._is_ended = True
 
@@ -241,12 +254,14 @@ class RaftNode:
         self._notify(self._listener.on_failure, error)
 
     def _pause(self, error: StorageExhaustedError) -> None:
-        """Stop, and read the files again later. The outcomes of all proposals are unknown (R54)."""
+        """Stop, and read the files again after RESUME_INTERVAL_S. The outcome of proposals in the log is
+        unknown (R54)."""
         now = self._runner.loop.time()
         if now - self._pause_warned_s >= _PAUSE_WARNING_S:
             self._pause_warned_s = now
             _log.error("controller pauses %s", Fields(node=self._node_id, error=error))
         self._end()
+        self._is_copy = self._is_copy and not self.voter.has_ended_restart()
         self.voter.abandon()
         term = int(self.voter.raftCurrentTerm)
         self._last_leader = (None, term)
@@ -269,7 +284,8 @@ class RaftNode:
     # --- work ------------------------------------------------------------------------------------------
 
     def _work(self, call: Callable[..., object], *args: Any) -> None:
-        """Run ``call``, which uses the voter, unless the node has stopped. Any exception stops the node."""
+        """Run ``call``, which uses the voter, if the node is running. An exception stops the node, or pauses
+        it if a resource is exhausted."""
         if not self.is_running:
             return
         try:
@@ -335,8 +351,9 @@ class RaftNode:
             self._timer = loop.call_later(delay, self._on_timer)
 
     def _warn_if_abstaining(self) -> None:
-        """Log once which voters are not connected, if this node still abstains after a while."""
-        if self._eligibility.is_voter or self._has_warned:
+        """If this node still abstains _ABSTAINS_QUIETLY_S after it was opened, log once why, and which voters
+        are not connected."""
+        if self._has_warned or not self.voter.abstains():
             return
         if self._runner.loop.time() - self._opened > _ABSTAINS_QUIETLY_S:
             self._has_warned = True
@@ -347,13 +364,17 @@ class RaftNode:
     def _why_it_abstains(self) -> str:
         if self._eligibility.was_alone:
             return "it was the only voter: it waits until all other voters have received its log"
+        if self._eligibility.is_voter:
+            return "it compares its log with those of the other voters, and too few have responded"
         return "its metadata directory is new: the first start needs all voters, a later one the leader's log"
 
     def propose(self, command: bytes, done: Done) -> None:
-        """Propose a command, and call ``done(outcome, is_known)`` later on the listener's loop.
+        """Propose ``command``, a change as returned by ``change_after``. Call ``done(outcome, is_known)``
+        later on the listener's loop.
 
-        (Outcome, True): the entry is committed and applied. (None, True): the command has no effect. (None,
-        False): the outcome is unknown.
+        (Outcome, True): the entry is committed, and either applied or void. (None, True): the command has no
+        effect. (None, False): the outcome is unknown. ``done`` is not called if the node stops or fails
+        first.
         """
         if not self.is_running:
             self._post([(done, None, True)])
@@ -364,7 +385,8 @@ class RaftNode:
         """Call ``done(True)`` on the listener's loop once all entries committed before this call are applied
         here.
 
-        Call ``done(False)`` if this node does not lead.
+        Call ``done(False)`` if this node does not lead or stops leading. ``done`` is not called if the node
+        stops or fails first.
         """
         if not self.is_running:
             self._post([(done, False)])
@@ -378,7 +400,8 @@ class RaftNode:
         return self.transport.send(peer_id, message)
 
     def apply(self, index: int, change: bytes) -> Outcome:
-        """Implements ``AdapterHost.apply``: decides in log order whether the change takes effect."""
+        """Implements ``AdapterHost.apply``. The change takes effect only if it was decided on the current
+        state."""
         records = effective_records(change, self._offset)
         if records is None:
             self.skip(index)
@@ -418,10 +441,12 @@ class RaftNode:
             self._post([(self._listener.on_snapshot_wanted,)])
 
     def take_snapshot(self, index: int, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Store the state after entry ``index``, then drop earlier entries except the retained ones.
+        """Store ``records``, the state at ``offset`` after entry ``index``, as the snapshot. Then drop
+        earlier entries except the retained ones.
 
-        The records are encoded in another thread, because with many partitions that takes longer than an
-        election timeout.
+        ``Runner.offload`` encodes the records, because with many partitions that takes longer than an
+        election timeout. Nothing is stored if the node has a newer snapshot by then, or has not applied entry
+        ``index`` again after a pause, or if a resource is exhausted.
         """
         self._runner.offload(
             lambda: record_codec.to_bytes(records),
@@ -446,10 +471,10 @@ class RaftNode:
         self._compacted_bytes = journal.size_bytes
 
     def _first_retained(self, index: int) -> int:
-        """Return the index of the first entry that the log keeps although a snapshot covers the log up to
-        ``index``.
+        """Return the index of the first entry to keep when all entries before ``index`` could be dropped.
 
-        Keeps at most ``retained_entries`` entries, and at most ``snapshot_min_bytes`` of commands.
+        Of these entries, at most ``retained_entries`` are kept, with at most ``snapshot_min_bytes`` of
+        commands.
         """
         settings, size_bytes = self._settings, 0
         first = max(self.journal.first_index, index - settings.retained_entries)
@@ -480,6 +505,7 @@ class RaftNode:
             applied_offset=voter.raftLastApplied,
             log_end_offset=journal.last_index + 1,
             snapshot_offset=snapshot.last_index if snapshot is not None else 0,
-            is_voter=self._eligibility.is_voter,
+            is_voter=not voter.abstains(),
             nodes=sorted(nodes),
+            missing_at_first_start=self._eligibility.missing_at_first_start(self.transport.attached()),
         )

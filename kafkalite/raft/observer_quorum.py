@@ -1,7 +1,7 @@
 """The quorum of a node that is not a voter: it follows any voter's metadata log and never commits.
 
-It stores nothing on disk. At start it fetches the state of a voter, then every later entry. Voters return
-only committed entries, so any voter can serve the requests, even if it lags.
+It stores nothing on disk. After a start it fetches the whole state from a voter, and then the later entries.
+Voters return only committed entries, so any voter can serve the requests, even if it lags.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ObserverQuorum(Quorum):
         self._follower: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start following. The state is loaded once a voter is reached."""
+        """Start the task that fetches entries. The state is loaded later, once a voter responds."""
         self._follower = asyncio.create_task(self._follow(self.machine), name="metadata observer")
 
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
@@ -56,7 +56,7 @@ class ObserverQuorum(Quorum):
             await asyncio.wait([self._follower])
 
     async def _follow(self, machine: StateMachine) -> None:
-        """Fetch and apply entries until cancelled or until an entry cannot be applied."""
+        """Fetch and apply entries until cancelled. If an entry cannot be applied, fail the machine."""
         try:
             await self._fetch_forever(machine)
         except Exception as error:

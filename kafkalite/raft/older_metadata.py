@@ -1,12 +1,13 @@
 """Accept the loss of metadata of a single node, for ``kl log accept-loss`` (R25, R45).
 
-The metadata is damaged, missing, or an older copy. The intact entries are kept. The records that they lack
-cannot be known, but some of them were used: leader epochs are in the batches of the logs, and producer ids
-are in the hands of clients. One more entry skips them, so that no log is ahead of its metadata, and no
-producer id is assigned twice. That entry also creates the topics and partitions that only the logs know.
+The metadata is damaged, missing, or an older copy. The intact entries are kept. The other records are
+unknown, but leader epochs and producer ids that they assigned were used: the logs' batches have these epochs,
+and clients have these ids. One more entry skips such epochs and ids, so that no log has a later epoch than
+its metadata, and no producer id is assigned twice. That entry also creates the topics and partitions of which
+there are logs but no metadata.
 
 Blocking. Needs a directory that no broker uses. If it is interrupted, it can be repeated: damaged files are
-copied first, and the entries take effect with the atomic replacement of the journal.
+first saved under other names, and the entries take effect with the atomic replacement of the journal.
 """
 
 from __future__ import annotations
@@ -38,7 +39,13 @@ from kafkalite.raft.metadata_log import DIRECTORY_ID_BYTES, FIRST_TERM, Metadata
 from kafkalite.raft.snapshot_store import SNAPSHOT_FILE
 from kafkalite.rng import Rng
 from kafkalite.storage import layout
-from kafkalite.storage.checkpoints import NodeIdentity, RecoveryPoint, decode_leader_epochs, decode_partition
+from kafkalite.storage.checkpoints import (
+    NodeIdentity,
+    RecoveryPoint,
+    decode_leader_epochs,
+    decode_partition,
+    restore_hint,
+)
 from kafkalite.storage.filesystem import FileSystem, set_aside
 from kafkalite.storage.log_store import METADATA_POINT, read_identity
 from kafkalite.storage.recovery_points import RecoveryPointsFile, read_points
@@ -67,8 +74,9 @@ class MetadataLoss(NamedTuple):
     """The loss of the metadata in ``directory``.
 
     ``lost_records``: how many records are in doubt; None if that is not known. ``known_offset``: the metadata
-    offset that the node had reached. ``created``: the topics that were created from logs, or got partitions
-    from them. ``kept``: paths of the damaged files.
+    offset that the node had reached. ``notes``: the damage and its consequences, one sentence each.
+    ``created``: the names of the topics that were created from logs. ``kept``: the paths under which damaged
+    files were saved.
     """
 
     directory: str
@@ -80,8 +88,12 @@ class MetadataLoss(NamedTuple):
 
 
 def expected_metadata_loss(fs: FileSystem, directory: str) -> MetadataLoss:
-    """Return what ``accept_older_metadata`` would lose, and notes on it. Nothing is changed. Raises as it
-    does, except if the data directory is in use."""
+    """Return what ``accept_older_metadata`` would lose. Nothing is changed, and the data directory may be in
+    use.
+
+    Raises DataDirectoryError if the data directory is not formatted, or that of a node of a cluster;
+    StorageError for another version; OSError.
+    """
     data_directory = layout.parent(directory)
     identity = _identity(fs, data_directory)
     point = read_points(fs, data_directory).get(METADATA_POINT, RecoveryPoint())
@@ -94,7 +106,7 @@ def _identity(fs: FileSystem, data_directory: str) -> NodeIdentity:
     if any(map(layout.parse_log_directory_name, names)):
         raise DataDirectoryError(
             f"{data_directory} has the data of a node, but no {layout.NODE_FILE}",
-            hint=f"restore {layout.NODE_FILE} or the whole directory from a backup",
+            hint=restore_hint(layout.join(data_directory, layout.NODE_FILE)),
         )
     if identity is None:
         raise DataDirectoryError(f"{data_directory} is not formatted", hint="name a directory in log.dirs")
@@ -129,7 +141,7 @@ def _expected(
 
 def accept_older_metadata(fs: FileSystem, directory: str, rng: Rng) -> MetadataLoss:
     """Make the metadata in ``directory`` usable if it is damaged, missing, or older than this node has
-    recorded. Other metadata stays as it is.
+    recorded. Intact metadata of an older version is converted. Other metadata stays as it is.
 
     Raises DataDirectoryError if the data directory is in use, not formatted, or that of a node of a cluster;
     StorageError for another version; StorageExhaustedError, LogOfflineError, OSError.
@@ -177,7 +189,8 @@ def _damaged_files(fs: FileSystem, directory: str, state: IntactMetadata) -> lis
 
 
 def _keep(fs: FileSystem, path: str) -> str:
-    """Copy the file at ``path`` to a name with ``.damaged-N``, unless there is one. Return that name."""
+    """Copy the file at ``path`` to a free name with ``.damaged-N``, unless such a file already has the same
+    content. Rename it if it is not a regular file. Return the name of the saved file."""
     try:
         data = fs.read_bytes(path)
     except WrongFileTypeError:
@@ -192,8 +205,8 @@ def _keep(fs: FileSystem, path: str) -> str:
 
 
 def _write(fs: FileSystem, directory: str, node_id: int, state: IntactMetadata, rng: Rng) -> list[str]:
-    """Replace the journal by one with the intact entries, and one that makes them usable. Return the topics
-    that it creates."""
+    """Replace the journal by one with the intact entries and one more entry. That entry creates the missing
+    topics, and skips leader epochs and producer ids. Return the names of the created topics."""
     image = _image(state)
     data_directory = layout.parent(directory)
     missing = list(_missing_topics(fs, data_directory, node_id, image))
@@ -233,8 +246,12 @@ def _names(records: Sequence[MetadataRecord] | Iterator[MetadataRecord]) -> list
 def _missing_topics(
     fs: FileSystem, data_directory: str, node_id: int, image: ClusterImage
 ) -> Iterator[MetadataRecord]:
-    """Yield the records that create the topics and partitions that have logs in ``data_directory``, and are
-    not in ``image``. A topic of the image without any log gives way to one of the same name with logs."""
+    """Yield the records that create the topics and partitions that have logs in ``data_directory`` but are
+    not in ``image``.
+
+    A topic is omitted if its name is unknown, or if another topic with logs has the same name. A topic in
+    ``image`` without logs is removed if a created topic has the same name.
+    """
     partitions: dict[str, list[int]] = {}
     names: dict[str, Counter[str]] = {}
     for entry in fs.list_dir(data_directory):
@@ -266,8 +283,8 @@ def _partitions(topic_id: str, numbers: range, node_id: int) -> Iterator[Metadat
 
 
 def _topic_of(fs: FileSystem, directory: str) -> str | None:
-    """Return the topic in a log's ``partition.json``; None if the file is missing, damaged or of another
-    log."""
+    """Return the name of the topic in a log's ``partition.json``. Return None if the file is missing, damaged
+    or of another log, or if the name is invalid."""
     try:
         found = decode_partition(fs.read_bytes(layout.join(directory, layout.PARTITION_FILE)))
     except OSError:
@@ -292,8 +309,8 @@ def _skip(fs: FileSystem, data_directory: str, image: ClusterImage, rng: Rng) ->
 
 
 def _recorded_epoch(fs: FileSystem, directory: str) -> int:
-    """Return the last leader epoch in a log's leader-epochs file; NO_EPOCH if no intact file has one. The
-    epochs in the batches are no evidence, since no CRC covers them (R58)."""
+    """Return the highest leader epoch in a log's leader-epochs file; NO_EPOCH if the file is missing, damaged
+    or empty. The epochs in the batches are no evidence, since no CRC covers them (R58)."""
     path = layout.join(directory, layout.LEADER_EPOCHS_FILE)
     try:
         entries = decode_leader_epochs(fs.read_bytes(path), path).entries

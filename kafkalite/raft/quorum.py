@@ -1,9 +1,9 @@
 """The interface to the metadata log: it appends entries conditionally, and delivers committed entries.
 
 An entry holds the records of one ``commit``, which take effect together or not at all. Offsets increase and
-may have gaps. An entry is appended only if the state has not changed since the state at ``after_offset``, on
-which it was decided. Otherwise it is void, and its author receives StaleImageError and decides again.
-Therefore a deposed leader that still considers itself the leader cannot change anything.
+may have gaps. An entry takes effect only if the state is still the one at ``after_offset``, on which the
+entry was decided. Otherwise ``commit`` raises StaleImageError, and its caller decides again. Therefore a
+deposed leader that still considers itself the leader cannot change anything.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kafkalite.metadata.records import MetadataRecord
 
 
 class StaleImageError(KafkaliteError):
-    """The image on which the commit was decided is outdated: entries were appended since, the newest at
-    ``offset``."""
+    """The image on which the commit was decided is outdated: the newest entry of the log that takes effect is
+    at ``offset``."""
 
     def __init__(self, *, decided_on: int, offset: int) -> None:
         super().__init__(
@@ -80,7 +80,7 @@ class Quorum(ABC):
 
     @property
     def offset(self) -> int:
-        """The offset of the last entry delivered to the machine; 0 before the first entry."""
+        """The offset of the last entry or snapshot that the machine has received; 0 before the first."""
         return self._offset
 
     @property
@@ -89,21 +89,23 @@ class Quorum(ABC):
         return self._machine
 
     def attach(self, machine: StateMachine) -> None:
-        """Deliver entries to ``machine``. Call it once, before ``start``."""
+        """Register ``machine`` to receive the entries. Call this once, before ``start``."""
         assert self._machine is None, "the quorum has a state machine already"
         self._machine = machine
 
     @abstractmethod
     async def start(self) -> None:
-        """Load the stored state into the machine. Raises StorageError."""
+        """Load the state that is stored on this node, if any, into the machine, and begin to deliver entries.
+        Raises StorageError."""
 
     @abstractmethod
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
         """Append one entry that was decided on the state at ``after_offset``. Return its committed offset.
 
-        After StaleImageError, StorageExhaustedError and NotControllerError nothing took effect. After
-        RequestTimedOutError, LogOfflineError and cancellation the outcome is unknown: the entry may still
-        take effect, unless another entry that was decided on the same state does.
+        After StaleImageError, StorageExhaustedError, NotControllerError and InvalidRequestError (the entry is
+        too large) nothing took effect. After RequestTimedOutError, LogOfflineError, ShuttingDownError and
+        cancellation the outcome is unknown: the entry may still take effect, unless another entry that was
+        decided on the same state takes effect first.
         """
 
     @abstractmethod
@@ -111,12 +113,13 @@ class Quorum(ABC):
         """Confirm that this node leads. Return an offset that covers all entries committed before the call
         (R19).
 
-        Raises NotControllerError, or RequestTimedOutError if no majority responds.
+        Raises NotControllerError, LogOfflineError, ShuttingDownError, or RequestTimedOutError if no majority
+        responds.
         """
 
     @abstractmethod
     async def stop(self) -> None:
-        """Finish pending work and refuse new commits."""
+        """Stop the delivery of entries and refuse new commits. Pending commits are completed or fail."""
 
     def _set_leader(self, leader_id: int | None, term: int) -> None:
         self._leader_id = leader_id
@@ -130,7 +133,7 @@ class Quorum(ABC):
             raise ShuttingDownError("the metadata log is not open")
 
     def _stopped(self, failure: BaseException) -> LogOfflineError:
-        """Return the error for all requests after ``failure`` (R26)."""
+        """Return the error that all calls raise after ``failure`` (R26)."""
         error = LogOfflineError(f"the metadata log has stopped: {failure}")
         error.__cause__ = failure
         return error

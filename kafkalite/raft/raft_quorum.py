@@ -2,9 +2,10 @@
 
 Committed entries arrive from the Raft loop in log order and are applied on the broker's loop. The outcome of
 a commit arrives after the entry itself, so when a commit returns, the machine has reached its offset.
-``leader_id`` is this node's id only after it has applied all entries that were committed before its term.
+``leader_id`` is this node's id only after this node has applied all entries that were committed before its
+term.
 
-Recent entries are kept in encoded form for brokers that are not voters.
+Recent entries are kept in memory, in encoded form, for brokers that are not voters.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ class RaftQuorum(Quorum):
         settings: RaftSettings | None = None,
         allow_new: bool = True,
         known_offset: int | None = None,
+        is_copy: bool = False,
     ) -> None:
-        """``allow_new`` and ``known_offset`` are those of ``MetadataLog.open``, which ``start`` calls."""
+        """``allow_new`` and ``known_offset`` are those of ``MetadataLog.open``, which ``start`` calls.
+        ``is_copy``: the data directory was copied since the node last used it (R59)."""
         assert node_id in voters, "a node that is no voter needs an ObserverQuorum"
         super().__init__(node_id)
         self._settings = settings or RaftSettings()
@@ -83,10 +86,11 @@ class RaftQuorum(Quorum):
             post=self._post,
             allow_new=allow_new,
             known_offset=known_offset,
+            is_copy=is_copy,
         )
 
     async def start(self) -> None:
-        """Load the snapshot. Later entries follow when a leader confirms that they are committed.
+        """Load the snapshot, if there is one. Later entries follow once they are known to be committed.
 
         Raises CorruptLogError, StorageError, DataDirectoryError.
         """
@@ -107,7 +111,8 @@ class RaftQuorum(Quorum):
         self._is_open = True
 
     async def stop(self) -> None:
-        """Transfer leadership and refuse new commits."""
+        """If this node leads, request a leadership transfer. Stop the node and refuse new commits. Waiting
+        calls raise ShuttingDownError."""
         was_open, self._is_open = self._is_open, False
         if was_open:
             assert self._loop is not None
@@ -117,7 +122,8 @@ class RaftQuorum(Quorum):
         self._release_all(ShuttingDownError("the node stops; the outcome is not known"))
 
     def halt(self) -> None:
-        """Stop immediately without a leadership transfer, as after a crash. The caller must ``stop`` next."""
+        """Stop immediately without a leadership transfer, as after a crash. The caller must call ``stop``
+        next."""
         if self._is_open:
             self._runner.call(self.node.halt)
 
@@ -204,7 +210,7 @@ class RaftQuorum(Quorum):
         self._stop_for(error)
 
     def _stop_for(self, error: BaseException) -> None:
-        """Fail all waiting calls and refuse new ones until the next start (R18, R26)."""
+        """Fail all waiting and all later calls because of ``error`` (R18, R26)."""
         if self._failure is not None:
             return
         self._failure = error
@@ -252,7 +258,7 @@ class RaftQuorum(Quorum):
         """Run ``call`` on the Raft loop, and return the result of the request that it starts.
 
         ``on_result`` receives a future and the outcome, and completes the future with the result or an error.
-        Raises RequestTimedOutError.
+        Raises this error, or RequestTimedOutError after ``commit_timeout_ms``.
         """
         assert self._loop is not None
         future: asyncio.Future[Any] = self._loop.create_future()

@@ -1,7 +1,7 @@
 """Runs Raft in a thread with its own event loop, or on the broker's loop.
 
-A sync of the journal blocks its loop. In a thread of its own, Raft delays nothing else. Embedded clusters
-and simulations, whose disks do not block, run Raft on the broker's loop.
+A sync of the journal blocks the loop on which Raft runs. In a thread of its own, Raft delays nothing else.
+Brokers whose storage is in memory, and simulated brokers, run Raft on the broker's loop.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ T = TypeVar("T")
 class Runner(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop on which Raft runs. Available after ``start``."""
+        """The loop on which Raft runs. A ``ThreadRunner`` has it only after ``start``."""
         ...
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Run ``function`` on ``loop`` soon, in the order of the calls. Thread-safe; never raises."""
+        """Run ``function`` on ``loop`` soon, in the order of the calls. Thread-safe. Has no effect if the
+        loop is closed."""
         call_on(self.loop, function, *args)
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], object]) -> None:
@@ -54,7 +55,7 @@ class InlineRunner(Runner):
 
 
 class ThreadRunner(Runner):
-    """Runs Raft in a thread with its own loop (uvloop if installed), from ``start`` to ``stop``."""
+    """Runs Raft in a thread with its own loop, from ``start`` to ``stop``."""
 
     def __init__(self, name: str = "raft") -> None:
         self._name = name

@@ -1,8 +1,8 @@
 """A quorum of one node, stored in a journal or only in memory.
 
-The node writes a voter's journal without the Raft library, so that it can later become one of several
-voters. Commits that arrive during a sync share the next sync. One task writes while entries are pending.
-Blocking calls run in an executor.
+The node writes a voter's journal without the Raft library, so that it can later become one of several voters.
+Commits that arrive during a sync share the next sync. One task writes while entries are pending. Blocking
+calls run in an executor, or on the loop if ``is_inline``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 class Recovered(NamedTuple):
-    """The contents of a log: a snapshot, which is empty at offset 0 if none exists, and later entries."""
+    """The contents of a log: a snapshot, and the later entries that took effect. Without a snapshot,
+    ``snapshot_offset`` is 0 and ``snapshot_records`` is empty."""
 
     snapshot_offset: int
     snapshot_records: list[MetadataRecord]
@@ -56,7 +57,8 @@ class SingleNodeLog:
         *,
         known_offset: int | None = None,
     ) -> None:
-        """``known_offset``: the metadata offset that an earlier session reached; None if there was none."""
+        """``known_offset``: the metadata offset that an earlier run of this node has recorded; None if none
+        is recorded."""
         self._known_offset = known_offset
         self._directory = directory
         self._files = MetadataLog(filesystem, directory, node_id=node_id)
@@ -65,9 +67,11 @@ class SingleNodeLog:
         self._offset = 0  # the offset of the last entry that took effect
 
     def open(self) -> Recovered:
-        """Read the files. Raises the errors of ``MetadataLog.open``, and StorageError.
+        """Read the files. If they are missing and ``known_offset`` is None, create them. Raises the errors of
+        ``MetadataLog.open``.
 
-        Raises DataDirectoryError also if the log is missing or ends before ``known_offset`` (R25).
+        These include DataDirectoryError if ``known_offset`` is given, and the log is missing or ends before
+        it (R25).
         """
         known_offset = self._known_offset
         self._files.open(self._directory_id, allow_new=known_offset is None, known_offset=known_offset)
@@ -106,7 +110,8 @@ class SingleNodeLog:
         self._offset = offset
 
     def write_snapshot(self, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Store the state at ``offset``, which must be the last entry's, and drop the earlier entries.
+        """Store the state at ``offset``, which must be the offset of the last entry. Then drop all entries
+        but the last two.
 
         Raises StorageExhaustedError, which leaves the log usable, and LogOfflineError.
         """
@@ -131,9 +136,8 @@ class _Pending(NamedTuple):
 class SingleQuorum(Quorum):
     """The quorum of a single node. Invariant: the appended entries after ``offset`` wait for a sync.
 
-    A snapshot replaces the journal when the journal has at least ``snapshot_min_bytes`` and at least the
-    size of the last snapshot. Thus disk use stays within about twice the state, and each byte is written
-    about twice.
+    A snapshot is written, and the journal compacted, when the journal has at least ``snapshot_min_bytes`` and
+    at least the size of the last snapshot.
     """
 
     is_single_node = True
@@ -173,7 +177,7 @@ class SingleQuorum(Quorum):
         self._writer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load the snapshot and the journal. Raises CorruptLogError, StorageError."""
+        """Load the snapshot and the journal into the machine. Raises the errors of ``SingleNodeLog.open``."""
         machine = self.machine
         if self._disk_log is not None:
             recovered = await self._in_executor(self._disk_log.open)
@@ -210,7 +214,8 @@ class SingleQuorum(Quorum):
         return self._offset
 
     async def _write(self, log: SingleNodeLog) -> None:
-        """Write pending entries until there are none. Does not raise: pending commits receive the errors."""
+        """Write pending entries until there are none. If the log fails, the pending commits raise the
+        error."""
         try:
             while self._pending:
                 group, self._pending = self._pending, []
@@ -243,7 +248,7 @@ class SingleQuorum(Quorum):
                 pending.done.set_result(pending.offset)
 
     def _refuse(self, group: list[_Pending], error: Exception) -> None:
-        """Fail the commits of a group that was not written, and all later ones, which depend on them."""
+        """Fail the commits of ``group`` and all pending commits, which depend on them."""
         group, self._pending = group + self._pending, []
         self._appended_offset = self._offset
         for pending in group:
@@ -251,7 +256,7 @@ class SingleQuorum(Quorum):
                 pending.done.set_exception(error)
 
     def _fail(self, error: BaseException, group: list[_Pending]) -> None:
-        """Fail all pending commits and refuse new ones until the next start (R26)."""
+        """Fail the commits of ``group``, all pending commits and all later calls (R26)."""
         self._failure = error
         self._refuse(group, self._stopped(error))
         self.machine.fail(error)

@@ -8,8 +8,9 @@
     records         the msgpack bytes of the metadata records that make the state
 
 A new snapshot replaces the old one atomically, and the log is compacted only afterwards. A leader sends the
-bytes of the file. The store takes the place of pysyncobj's serializer, with only the methods that pysyncobj
-still calls: ``RaftNode`` takes snapshots, and the adapter loads and receives them.
+bytes of the file. ``SnapshotStore`` replaces pysyncobj's serializer. Of the serializer's methods, it has only
+those that the library still calls, because ``RaftNode`` takes the snapshots, and the adapter installs those
+of a leader.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def parse_snapshot(data: bytes, path: str) -> Snapshot:
 
 
 class SnapshotStore:
-    """Stores one snapshot. Use it in one thread at a time. Invariant: ``current`` is the file's content."""
+    """Stores one snapshot. Use it in one thread at a time. Invariant after ``open``: ``current`` is the
+    content of the file, or None without a file."""
 
     def __init__(self, filesystem: FileSystem, directory: str, *, chunk_bytes: int = 256 * KIB) -> None:
         self.current: Snapshot | None = None

@@ -3,8 +3,8 @@
 This module uses no sockets. The broker connects to a peer, authenticates it, and attaches a link for messages
 to it. The broker passes each received message to ``receive`` with the authenticated id of the sender.
 
-A message may be lost but is never repeated, and the messages of one link arrive in order. After ``attach`` no
-message of an earlier link arrives.
+The voters rely on the following: a message may be lost but is never repeated, and the messages of one link
+arrive in order. After ``attach`` no message of an earlier link arrives.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class RaftTransport:
         return sorted(self._links)
 
     def receive(self, peer_id: int, message: bytes | memoryview) -> None:
-        """Decode a message from ``peer_id`` and pass it to the node. Drops a malformed message."""
+        """Decode a message from ``peer_id`` and pass it to the node. Drops a message that is malformed or not
+        from a voter."""
         if peer_id not in self._peers:
             self._refuse("a message from %d, which is no voter", peer_id)
             return

@@ -24,9 +24,11 @@ _KNOWN_FILES: Final = {JOURNAL_FILE, SNAPSHOT_FILE, END_FILE, *_LEGACY_FILES}
 
 
 def verify_metadata(fs: FileSystem, directory: str) -> DirectoryVerdict:
-    """Check the journal, its recorded end and the snapshot, and whether a single node would refuse them as
-    incomplete or older. Raises OSError if the directory cannot be
-    listed."""
+    """Check the journal, its recorded end, the snapshot, and files of an older version.
+
+    If they are intact and belong to a single node, also check whether the node would refuse to start with
+    them, because they are incomplete or an older copy. Raises OSError if the directory cannot be listed.
+    """
     names = fs.list_dir(directory)
     findings: list[Finding] = []
     recorded: RecordedEnd | None = None
@@ -62,7 +64,8 @@ def _known_offset(fs: FileSystem, directory: str) -> int:
 
 
 def _lost(fs: FileSystem, directory: str, known_offset: int) -> list[Finding]:
-    """Return why a start of a single node would refuse the metadata: what it lacks."""
+    """Return the reasons for which a single node would refuse to start with the metadata. Return an empty
+    list if the data directory is not that of a single node."""
     data_directory = layout.parent(directory)
     try:
         identity = read_identity(fs, data_directory)

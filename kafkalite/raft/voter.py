@@ -1,7 +1,8 @@
-"""The parts of Raft that the library lacks: pre-vote, read-index, and eligibility to vote.
+"""The parts of Raft that pysyncobj lacks: pre-vote, read-index, eligibility to vote (``eligibility``), and
+the check of a voter that has started again (``restart``).
 
-Pure protocol logic on top of ``adapter.RaftAdapter``: messages, terms and deadlines. It uses none of the
-library's names.
+Implements messages, terms and deadlines on top of ``adapter.RaftAdapter``. It uses none of the library's
+private names (``_SyncObj__x``).
 """
 
 # Tests: tests/raft/test_raft_schedules.py, tests/raft/test_eligibility.py
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from kafkalite.raft.adapter import LEADER, RaftAdapter
 from kafkalite.raft.eligibility import UNKNOWN, BootstrapVoters
 from kafkalite.raft.messages import Message
+from kafkalite.raft.restart import NO_ENTRY, LogEnd, Restart
 
 NO_CANDIDATE: Final = -1  #: stored as the vote in a term in which this node may already have voted
 _NEVER: Final = 1e12
@@ -36,9 +38,10 @@ class _Confirmation(NamedTuple):
 
 
 class Voter(RaftAdapter):
-    """A ``RaftAdapter`` with pre-vote, read-index and eligibility to vote."""
+    """A ``RaftAdapter`` with pre-vote, read-index, eligibility to vote, and the check after a start
+    (``restart``)."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, is_copy: bool = False, **kwargs: Any) -> None:
         self._prevote_seq, self._prevote_term = 0, -1
         self._prevotes: set[int] = set()
         self._has_won_prevote = False
@@ -47,14 +50,39 @@ class Voter(RaftAdapter):
         self._reads_ready: list[_Read] = []  # confirmed reads that wait until their commit index is applied
         self._next_inquiry = 0.0
         self._confirmation: _Confirmation | None = None
+        self._postponed: tuple[int, Message] | None = (
+            None  # the last request for a vote while this node waits
+        )
         self._log_holders: set[int] = set()  # peers that have all entries of this node, the former only voter
         super().__init__(*args, **kwargs)
         self._started = self._loop_time()
+        self._restart = Restart(
+            self._nodes, started=self._started, patience_s=self.conf.raftMaxTimeout, is_copy=is_copy
+        )
 
     def next_deadline(self) -> float:
-        if self._eligibility.abstains:
+        if self._is_inquiring():
             return min(self._next_inquiry, super().next_deadline())
         return super().next_deadline()
+
+    def has_ended_restart(self) -> bool:
+        """Whether this voter relies on its own files again after its start (R59)."""
+        return self._restart.is_over
+
+    def _is_inquiring(self) -> bool:
+        return self._eligibility.abstains or not self._restart.is_over
+
+    def abstains(self) -> bool:
+        return self._eligibility.abstains or not self._restart.may_promise(self._loop_time())
+
+    def on_message(self, peer: int, message: Message) -> None:
+        if message["type"] in {"prevote", "request_vote"} and self._eligibility.is_voter and self.abstains():
+            self._postponed = (peer, message)  # the candidate does not ask again in its term
+        else:
+            super().on_message(peer, message)
+
+    def may_elect(self, candidate: LogEnd) -> bool:
+        return self._restart.may_elect(candidate, self._loop_time())
 
     def begin_link(self, peer: int) -> None:
         self._begin_round()
@@ -62,18 +90,24 @@ class Voter(RaftAdapter):
 
     def end_link(self, peer: int) -> None:
         self._begin_round()
+        self._restart.forget(peer)
         super().end_link(peer)
 
     def _onTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803
         if self._eligibility.was_alone:
             self._share_log(self._loop_time())
         super()._onTick(timeToWait)
+        if not self._restart.is_over and self.leader() == self.selfNode.id:
+            self._restart.end()
         self._release_reads()
 
     def _before_election(self, now: float) -> None:
+        if self._is_inquiring():
+            self._seek_eligibility(now)
         if self._eligibility.abstains:
             self.set_deadline(_NEVER)
-            self._seek_eligibility(now)
+        elif not self._restart.is_over and not self.may_elect_itself():
+            self.set_deadline(max(self.deadline(), now + self.conf.appendEntriesPeriod / 10))
         elif self.is_prevote_due(now):
             self._ask_for_prevotes(now)
         self._has_won_prevote = False
@@ -91,11 +125,16 @@ class Voter(RaftAdapter):
         if self._eligibility.was_alone:
             return  # this log has committed entries that no other possible leader has
         super()._on_append_entries(node, message)
-        if self._eligibility.abstains and message["term"] == self.raftCurrentTerm:
+        if message["term"] != self.raftCurrentTerm:
+            return
+        if self._eligibility.abstains:
             self._seek_confirmation(node.id)
+        elif not self._restart.is_over and not self.abstains() and self._has_caught_up():
+            self._restart.end()
 
     def is_prevote_due(self, now: float) -> bool:
-        """Whether to request pre-votes before an election. Raft is safe without them, but less stable."""
+        """Whether to request pre-votes now, before an election. Raft is safe without them, but less
+        stable."""
         return bool(
             self._nodes
             and not self._has_won_prevote
@@ -104,7 +143,7 @@ class Voter(RaftAdapter):
         )
 
     def _ask_for_prevotes(self, now: float) -> None:
-        """Request pre-votes. A new term begins only if a majority would vote for this node."""
+        """Request pre-votes. The election, and with it a new term, follows only if a majority grants them."""
         self.set_deadline(now + self.draw_timeout())
         self.forget_leader()
         self._prevote_seq += 1
@@ -120,22 +159,22 @@ class Voter(RaftAdapter):
         )
 
     def _on_prevote(self, node: Any, message: Message) -> None:
-        if self._eligibility.abstains:
+        if self.abstains():
             return
         if message["term"] <= self.raftCurrentTerm:
             self._send(node, {"type": "stale_term", "term": self.raftCurrentTerm})
             return
         silence = self._loop_time() - self._leader_seen
         is_quiet = silence >= self.conf.raftMinTimeout - self.conf.appendEntriesPeriod
-        own = (self._journal.last_term, self._journal.last_index)
-        is_complete = (message["last_log_term"], message["last_log_index"]) >= own
+        candidate = LogEnd(message["last_log_term"], message["last_log_index"])
+        is_complete = candidate >= self.log_end() and self.may_elect(candidate)
         if self.raft_state() != LEADER and is_quiet and is_complete:
             self._send(node, {"type": "prevote_ok", "seq": message["seq"]})
 
     def _on_prevote_ok(self, node: Any, message: Message) -> None:
         if (message["seq"], self.raftCurrentTerm) != (self._prevote_seq, self._prevote_term):
             return
-        if self.raft_state() == LEADER or self._eligibility.abstains:
+        if self.raft_state() == LEADER or self.abstains():
             return
         self._prevotes.add(node.id)
         if self._majority(1 + len(self._prevotes)):
@@ -159,11 +198,11 @@ class Voter(RaftAdapter):
         self._host.kick()
 
     def _on_probe(self, node: Any, message: Message) -> None:
-        """Send ``probe_ok`` to ``node`` if the leader of the current term is the node that the probe names.
+        """Send ``probe_ok`` if the probe has this node's current term and names the leader of that term.
 
-        The leader itself responds, too. A node that abstains sends nothing.
+        This node may be that leader. A node that abstains sends nothing.
         """
-        if self._eligibility.abstains or message["term"] != self.raftCurrentTerm:
+        if self.abstains() or message["term"] != self.raftCurrentTerm:
             return
         if self.followed() == message["leader"]:
             self._send(node, {"type": "probe_ok", "seq": message["seq"]})
@@ -187,7 +226,8 @@ class Voter(RaftAdapter):
             read.done(False)
 
     def is_leadership_confirmed(self, confirmations: int) -> bool:
-        """Whether a leader may serve a read: a majority, including itself, confirms that it leads (R19)."""
+        """Whether a leader may serve a read: ``confirmations`` other voters and the leader itself are a
+        majority (R19)."""
         return self._majority(1 + confirmations)
 
     def _release_reads(self) -> None:
@@ -207,12 +247,14 @@ class Voter(RaftAdapter):
         return self._journal.last_index == 1 and self.raftCurrentTerm == 0
 
     def is_log_shared(self) -> bool:
-        """Whether every other voter has all committed entries of this log. True for a new log."""
+        """Whether the log is new or, on a node that was the only voter, all other voters have acknowledged
+        its committed entries in this round."""
         return self._is_log_new() or self._log_holders == self._nodes.keys()
 
     def _seek_eligibility(self, now: float) -> None:
-        """At most once per heartbeat interval: become a voter if all other voters have responded that their
-        directories are new, otherwise inquire again."""
+        """Become a voter if ``Eligibility.bootstrap_now`` allows it, otherwise send an inquiry to all
+        other voters. Does nothing until a heartbeat interval after the last inquiry, unless a new round
+        has begun."""
         if now < self._next_inquiry:
             return
         self._next_inquiry = now + self.conf.appendEntriesPeriod
@@ -223,8 +265,8 @@ class Voter(RaftAdapter):
             self.send_all({"type": "inquire", "seq": self._eligibility.round})
 
     def _share_log(self, now: float) -> None:
-        """Called on a node that was the only voter. If no other voter has ever voted, lead the others until
-        they have this node's log."""
+        """Called in each tick of a node that was the only voter. Once all other voters have responded that
+        they have never voted, lead them until they have this node's log."""
         if self.raft_state() == LEADER:
             self._seek_eligibility(now)
         elif self._eligibility.is_round_complete:
@@ -250,9 +292,15 @@ class Voter(RaftAdapter):
             "directory": eligibility.directory,
             "is_new": eligibility.abstains and self._is_log_new(),
             "bootstrap_voters": list(eligibility.bootstrap_voters.items()),
+            "is_voter": eligibility.is_voter,
+            "term": self.raftCurrentTerm,
+            "last_log_index": self._journal.last_index,
+            "last_log_term": self._journal.last_term,
         }
 
     def _on_eligibility(self, node: Any, message: Message) -> None:
+        if self._eligibility.is_voter and not self._restart.is_over:
+            self._compare_logs(node.id, message)
         bootstrap_voters = self._eligibility.on_response(
             node.id,
             message["seq"],
@@ -264,10 +312,28 @@ class Voter(RaftAdapter):
         if bootstrap_voters is not None:
             self._bootstrap(bootstrap_voters)
 
+    def _compare_logs(self, peer: int, message: Message) -> None:
+        """Record the end of the log of ``peer``. After the first response over a link, cast no more votes in
+        the term of that response, because this node may already have voted in it (R59)."""
+        term = message["term"]
+        if not self._restart.has_responded(peer):  # later terms began after the start
+            if term > self.raftCurrentTerm:
+                self.follow_in_term(term, NO_CANDIDATE)
+            elif term == self.raftCurrentTerm and self._journal.getVotedForNodeId() is None:
+                self.take_term(term, NO_CANDIDATE)
+        end = LogEnd(message["last_log_term"], message["last_log_index"]) if message["is_voter"] else NO_ENTRY
+        self._restart.on_response(peer, end, self._loop_time())
+        if self._postponed is not None and not self.abstains():
+            (candidate, request), self._postponed = self._postponed, None
+            super().on_message(candidate, request)
+
     def _bootstrap(self, bootstrap_voters: BootstrapVoters) -> None:
-        """Record ``bootstrap_voters``, of which this node is one. From now on this node may vote: it is new
-        and has never voted or acknowledged anything that it could have forgotten."""
+        """Record ``bootstrap_voters``, of which this node is one, and send them to all other voters. From now
+        on this node is a voter."""
         self._become_voter(bootstrap_voters)
+        if self._eligibility.is_round_complete:
+            self._restart.end()  # no voter has made a promise yet
+        self._next_inquiry = 0.0
         self.send_all(self._own_eligibility(0))
         if self.selfNode.id == min(bootstrap_voters) and self._is_log_new():
             self.set_deadline(0.0)  # the voter with the lowest id becomes a candidate at once
@@ -280,14 +346,15 @@ class Voter(RaftAdapter):
         self._host.kick()
 
     def _has_caught_up(self) -> bool:
-        """Whether all committed entries are applied, including one of the current term."""
+        """Whether all entries that the leader has reported as committed are applied here, and the last
+        applied entry has the current term."""
         last = self._journal.entry(self.raftLastApplied)
         is_of_term = last is not None and last[2] == self.raftCurrentTerm
         return is_of_term and self.raftLastApplied >= self._leader_commit
 
     def _seek_confirmation(self, leader: int) -> None:
-        """Once this node has all entries that ``leader`` has committed, ask all other voters whether
-        ``leader`` leads the current term."""
+        """If this node has all entries that ``leader`` has committed, ask all other voters whether ``leader``
+        leads the current term. Ask at most once per election timeout in a term."""
         now, term = self._loop_time(), self.raftCurrentTerm
         former = self._confirmation
         if not self._has_caught_up():
@@ -311,3 +378,4 @@ class Voter(RaftAdapter):
             # This node may have voted in this term before its disk was lost.
             self.take_term(self.raftCurrentTerm, NO_CANDIDATE)
             self._become_voter(dict.fromkeys([self.selfNode.id, *self._nodes], UNKNOWN))
+            self._restart.end()

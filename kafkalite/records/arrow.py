@@ -1,8 +1,9 @@
 """Converts record batches to and from Arrow. Import this module and ``arrow_keys`` lazily: they need pyarrow.
 
-The bytes of keys and values and their validity bitmaps are never copied, in either direction. Offsets (4
-bytes per record) are copied, because Arrow needs them aligned in memory, and the columns of a msgpack body
-are not aligned.
+To Arrow, the bytes of keys and values and their validity bitmaps are not copied. Offsets (4 bytes per record)
+are copied, because Arrow needs them aligned in memory, and the columns of a msgpack body are not aligned.
+From Arrow, the buffers of an array of type binary or string are used without a copy if possible. The chunks
+of an array of at most MAX_PAYLOAD_BYTES are combined first.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def is_array(values: object) -> bool:
 def binary_columns(values: Any) -> list[tuple[int, BinaryColumn | None]]:
     """Return (count, column) of each chunk of an Arrow array of bytes or text.
 
-    A column is None if all its values are null. Raises RecordError for an array of another type.
+    Empty chunks are left out. A column is None if all its values are null. Raises RecordError for another
+    object and for values of another type.
     """
     if not is_array(values):
         raise RecordError(f"{type(values).__name__} is not an Arrow array", hint="use extend() for lists")
@@ -103,7 +105,7 @@ def _validity(array: Any, bitmap: Any) -> memoryview | None:
 def timestamps(values: Any) -> tuple[memoryview, int, int]:
     """Return (int64 milliseconds, minimum, maximum) of a non-empty array of integers or timestamps.
 
-    Raises RecordError for nulls and for an array of another type.
+    Raises RecordError for nulls and for an array that Arrow cannot convert to int64.
     """
     if values.null_count:
         raise RecordError("a timestamp is null", hint="fill nulls with -1, which means none")
@@ -137,8 +139,8 @@ def timestamp_parts(timestamps_ms: memoryview, base_timestamp_ms: int, widest_de
 def header_lists(values: Any) -> list[Headers] | None:
     """Return each record's headers from an Arrow array of lists of (name, value), or of maps.
 
-    A null list counts as empty. Returns None if no record has headers. Raises RecordError for an array of
-    another type, and for a null name.
+    A null list counts as empty. Returns None if no record has headers. Raises RecordError for an array that
+    cannot be converted, for a null name, and above MAX_HEADERS_PER_RECORD.
     """
     if not is_array(values):
         raise RecordError(f"{type(values).__name__} is not an Arrow array", hint="use extend() for lists")
@@ -173,7 +175,8 @@ def header_lists(values: Any) -> list[Headers] | None:
 
 
 def record_batch(header: BatchHeader, body: BodyView, columns: Sequence[str] | None) -> pa.RecordBatch:
-    """Return the named columns, or all, as an Arrow batch. The headers of a record without headers are null.
+    """Return the named columns (None: all of them) as an Arrow batch. A record without headers has null
+    headers.
 
     Raises CorruptBatchError for inconsistent columns, and RecordError for an unknown name.
     """

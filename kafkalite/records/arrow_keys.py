@@ -1,8 +1,8 @@
-"""Chooses the partitions of whole Arrow arrays of keys, with the same results as ``partitioners``.
+"""Chooses the partition of each key in an Arrow array, as ``partitioners.partition_for_key`` does.
 
-Each distinct key is hashed once. Keys with the same number of words are hashed together, word by word, by
-Arrow's kernels over 32-bit integers, which overflow as Kafka's do. Small groups of keys are hashed one by
-one.
+Each distinct key is hashed once. Keys with the same number of 4-byte words are hashed together, word by word,
+by Arrow's kernels over 32-bit integers, which wrap around as Kafka's do. Keys in small groups and long keys
+are hashed one by one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _MAX_WORDS: Final = 64
 def partitions_of_keys(keys: Any, partition_count: int) -> Any:
     """Return the partition of each binary or string key as int32, as ``partition_for_key`` does.
 
-    A null key gets a null partition; the caller chooses one. Raises RecordError for an array of another type.
+    A null key gets a null partition, which the caller replaces. Raises RecordError for an array of another
+    type.
     """
     try:
         if isinstance(keys, pa.ChunkedArray):
@@ -101,7 +102,8 @@ def _murmur2(keys: Any, lengths: Any, word_count: int) -> Any:
 
 
 def _mixed(hashed: Any, k: Any) -> Any:
-    """Return ``hashed``, the hashes of the keys so far, after mixing in ``k``, the next word of each key."""
+    """Mix ``k``, the next word of each key, into ``hashed``, the hash of each key so far. Return the
+    result."""
     k = pc.multiply(k, _M)
     k = pc.multiply(pc.bit_wise_xor(k, pc.shift_right(k, _R)), _M)
     return pc.bit_wise_xor(pc.multiply(hashed, _M), k)

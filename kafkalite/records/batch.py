@@ -1,8 +1,9 @@
 """Reads record batches: as a view over the bytes, as lists of column values, as records, or as Arrow.
 
-All bytes are checked before they are used. For any input, only CorruptBatchError and BatchTooLargeError are
-raised, and at most ``MAX_DECOMPRESSED_BYTES`` are unpacked. Checks are made per column, not per record;
-``python -m benchmarks records`` includes them.
+All bytes are checked before they are used. Invalid bytes raise CorruptBatchError or BatchTooLargeError, and a
+body of Kafka's rows raises RecordError. A body that would unpack to more than ``MAX_DECOMPRESSED_BYTES`` is
+refused. Except for headers, checks are made per column, not per record. Figures:
+``python -m benchmarks records``.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 class Columns:
     """The records of one batch, column by column. Item i of each column belongs to record i.
 
-    ``timestamps`` is one number of milliseconds if all timestamps are equal. ``keys`` and ``headers`` are
-    None if no record has any.
+    If ``timestamps`` is a number of milliseconds, all records have this timestamp. If ``keys`` is None, no
+    record has a key; if ``headers`` is None, no record has headers.
     """
 
     offsets: range
@@ -51,8 +52,8 @@ class Columns:
 class RecordBatch:
     """One batch as a view of its bytes. The bytes must not change, and are not copied before they are read.
 
-    Raises CorruptBatchError if ``buffer`` is not exactly one batch, or if its CRC-32C is wrong. ``check_crc``
-    may be False for bytes that were already checked.
+    Raises CorruptBatchError if the header is invalid, if ``buffer`` is not exactly one batch, or if its
+    CRC-32C is wrong. ``check_crc`` may be False for bytes that were already checked.
     """
 
     __slots__ = ("_body", "_buffer", "header")
@@ -95,7 +96,11 @@ class RecordBatch:
         return self._buffer
 
     def columns(self) -> Columns:
-        """Return every column as Python objects. Raises CorruptBatchError, BatchTooLargeError."""
+        """Return every column as Python objects.
+
+        Raises CorruptBatchError and BatchTooLargeError for invalid bytes, and RecordError if the body has
+        Kafka's rows or its codec needs cramjam and it is not installed.
+        """
         header, body = self.header, self.view()
         count = header.record_count
         return Columns(
@@ -107,7 +112,8 @@ class RecordBatch:
         )
 
     def keys(self) -> list[bytes | None] | None:
-        """Return only the keys, or None if no record has a key. Raises the same errors as ``columns``."""
+        """Return only the keys. None means that no record has a key. Raises the same errors as
+        ``columns``."""
         body = self.view()
         return None if body.keys is None else body.keys.decode()
 
@@ -138,7 +144,8 @@ class RecordBatch:
 
         Null keys and values, and the headers of records without headers, are null. Keys and values stay in
         this batch's buffer (or in the buffer to which it was unpacked), which lives as long as the result.
-        Raises the errors of ``columns()``, and RecordError for an unknown name.
+        Raises the errors of ``columns()``, RecordError for an unknown name, and MissingExtraError without
+        pyarrow.
         """
         from kafkalite.records import arrow
 
@@ -153,7 +160,10 @@ class RecordBatch:
         return decode_timestamps(body.timestamp_deltas, header.record_count, header.base_timestamp_ms)
 
     def view(self) -> BodyView:
-        """Return the unpacked body with its columns located. The result is kept for the next call."""
+        """Return the unpacked body with its columns located. The result is kept for the next call.
+
+        Raises the errors of ``columns``.
+        """
         if self._body is None:
             header = self.header
             if not header.is_columnar:

@@ -62,7 +62,8 @@ _BATCH_OVERHEAD_BYTES: Final = HEADER_BYTES + 40
 
 
 class _Timestamps(NamedTuple):
-    """Timestamps and inclusive bounds. ``values`` is None if all are equal; a memoryview has int64 items."""
+    """Timestamps, with the lowest and the highest of them. If ``values`` is None, all are equal. The items of
+    a memoryview are int64."""
 
     values: list[int] | memoryview | None
     lowest_ms: int
@@ -89,9 +90,9 @@ class _Chunk:
 class RecordBatchBuilder:
     """Gathers records and builds a batch of them.
 
-    ``level`` is the compression level; None means the codec's default. A refused record or column leaves the
-    builder unchanged. ``build`` changes nothing, so it may be called again, for example with another
-    sequence.
+    ``level`` is the compression level; None means the codec's default. Raises ConfigError for an invalid
+    level. If a method that adds records raises an error, the builder is unchanged. ``build`` changes nothing,
+    so it may be called again, for example with another sequence.
 
     Invariant: ``_keys`` and ``_headers`` are at most as long as ``_values``. Items missing at their ends are
     null.
@@ -199,7 +200,9 @@ class RecordBatchBuilder:
     ) -> None:
         """Add many records: one item of each iterable per record, or one timestamp for all records.
 
-        Raises RecordError if the lengths differ or an item is invalid; then no record is added.
+        Raises RecordError if the lengths differ or an item is invalid, and BatchTooLargeError above
+        MAX_RECORDS_PER_BATCH records. If an item of ``timestamps_ms`` is a number but not a whole one, only
+        ``build`` raises RecordError.
         """
         chunk = _chunk(values, keys, timestamps_ms, headers)
         if chunk is not None:
@@ -215,10 +218,11 @@ class RecordBatchBuilder:
         """Add records from Arrow arrays. Keys and values are binary or string, including large, view and
         fixed-size types.
 
-        Buffers are not copied until ``build`` joins them, so they must not change before then. Timestamps may
-        also be an Arrow array: integers are milliseconds, and timestamps of any unit are converted. Headers
-        are lists of structs of a name (or key) and a value, or maps; a null list means no headers. Raises
-        RecordError for other types, for null timestamps, null header names, and differing lengths.
+        The buffers of the arrays must not change before ``build`` is called, because they may be used without
+        a copy until then. Timestamps may also be an Arrow array: integers are milliseconds, and timestamps of
+        any unit are converted. Headers are lists of structs of a name and a value, or maps; a null list means
+        no headers. Raises RecordError for arrays that cannot be converted, null timestamps, null header
+        names, and differing lengths. Raises BatchTooLargeError above MAX_RECORDS_PER_BATCH records.
         """
         from kafkalite.records import arrow
 
@@ -279,7 +283,9 @@ class RecordBatchBuilder:
         """Return the batch of all records so far, in a new buffer that a leader may stamp in place.
 
         ``transactional`` means that the batch is part of the producer's open transaction. Raises RecordError
-        if there is no record, and BatchTooLargeError if the batch exceeds a limit.
+        if there is no record, if a timestamp is not a whole number, if the timestamps are too far apart, or
+        if the codec needs cramjam and it is not installed. Raises BatchTooLargeError if the batch exceeds a
+        limit.
         """
         singles = self._singles()
         chunks = self._chunks if singles is None else [*self._chunks, singles]
@@ -314,10 +320,10 @@ def build_batch(
     is_sealed: bool = True,
     transactional: bool = False,
 ) -> bytearray:
-    """Build one batch from whole columns. This is the fastest conversion from lists to bytes.
+    """Build one batch from whole columns.
 
     Arguments and errors are those of ``RecordBatchBuilder``, its ``extend`` and its ``build``. If
-    ``is_sealed`` is False, the batch has no CRC until ``stamp_producer`` writes it.
+    ``is_sealed`` is False, the CRC is 0, and the caller must write it (``stamp_producer`` or ``seal``).
     """
     chunk = _chunk(values, keys, timestamps_ms, headers)
     if chunk is None:
@@ -362,8 +368,8 @@ def _same_count(name: str, column: BinaryColumn | None, actual: int, expected: i
 
 
 def _checked_timestamps(timestamps_ms: int | Iterable[int], count: int) -> _Timestamps:
-    """Return ``timestamps_ms`` with their bounds. Raises RecordError unless they are ``count`` valid
-    timestamps."""
+    """Return ``timestamps_ms`` with their bounds. Raises RecordError if an iterable has other than ``count``
+    items, or if a timestamp is no number or is out of range."""
     try:
         if isinstance(timestamps_ms, int):
             timestamps = _Timestamps(None, timestamps_ms, timestamps_ms)
@@ -432,7 +438,7 @@ def _build(
     is_sealed: bool = True,
     transactional: bool = False,
 ) -> bytearray:
-    """Join header and body into the final buffer, then seal it with the CRC."""
+    """Join header and body into the final buffer. If ``is_sealed``, write the CRC."""
     if chunk.count > MAX_RECORDS_PER_BATCH:
         raise _too_many_records(chunk.count)
     timestamps, lowest_ms, highest_ms = chunk.timestamps

@@ -16,11 +16,12 @@ The body is a msgpack array of four columns. Integers inside the columns are lit
     headers     nil: no record has headers. Or an array with one array of [name, value] pairs per record;
                 the name is str, the value bin or nil
 
-Only headers are decoded by msgpack. The rest consists of three kinds of item that are decoded by hand, so
-that a reader locates each column in the batch and uses it there without a copy.
+Only headers are decoded by msgpack. The rest consists of three kinds of item (nil, bin and array) that are
+decoded by hand, so that a reader locates each column in the batch and uses it there without a copy.
 
-All functions work on whole columns at the speed of C loops (map, accumulate, struct); a loop per record in
-Python would cost more than everything else. Figures: ``python -m benchmarks records``.
+Most functions for keys, values and timestamps process whole columns in C loops (map, accumulate, struct),
+because a loop per record in Python would cost more than everything else. Figures:
+``python -m benchmarks records``.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ _TO_DIGITS: Final = bytes.maketrans(b"\x00\x01", b"01")
 class BinaryColumn:
     """Keys or values to be written into a body, in Arrow's binary layout.
 
-    Invariant: ``offsets`` is count + 1 little-endian int32 that rise from 0 to ``data_bytes`` and never
-    decrease; ``validity`` is None or (count + 7) // 8 bytes.
+    Invariants: ``offsets`` is count + 1 little-endian int32, which begin with 0, never decrease, and end with
+    ``data_bytes``. The buffers in ``data`` have ``data_bytes`` together. ``validity`` is None or
+    (count + 7) // 8 bytes.
     """
 
     count: int
@@ -133,8 +135,8 @@ def _column(lengths: list[int], present: Sequence[Any], validity: bytes | None) 
 
 
 def _wrong_type(values: Sequence[Any]) -> RecordError:
-    """Return an error that names the first value that is not bytes-like, or is a memoryview with items of
-    more than one byte."""
+    """Return the error for the first value that is not bytes, a bytearray or a memoryview with items of one
+    byte. If there is none, the error states that a value changed."""
     for value in values:
         if not isinstance(value, bytes | bytearray) and not (
             isinstance(value, memoryview) and value.itemsize == 1
@@ -155,7 +157,7 @@ def pack_validity(flags: Iterable[bool]) -> bytes:
 def concatenate(columns: Sequence[tuple[int, BinaryColumn | None]]) -> BinaryColumn | None:
     """Join (count, column) pairs into one column. A pair without a column stands for ``count`` nulls.
 
-    Return None if no pair has a column.
+    Returns None if no pair has a column. Raises BatchTooLargeError above 2 GiB.
     """
     present = [column for _, column in columns if column is not None]
     if not present:
@@ -238,9 +240,11 @@ def bin_header(length: int) -> bytes:
 
 
 def timestamp_parts(timestamps: Sequence[int], base_timestamp_ms: int, widest_delta_ms: int) -> list[Buffer]:
-    """Return the pieces of the timestamp column. ``widest_delta_ms`` is the largest distance to the base.
+    """Return the pieces of the timestamp column. No timestamp may be farther than ``widest_delta_ms`` from
+    the base.
 
-    Raises RecordError for a value that is not a whole number.
+    Raises RecordError for a timestamp that is not a whole number, or whose difference to the base does not
+    fit in 64 bits.
     """
     kind = "i" if widest_delta_ms <= MAX_NARROW_DELTA_MS else "q"
     deltas = map(sub, timestamps, repeat(base_timestamp_ms))
@@ -264,9 +268,9 @@ def header_parts(headers: Sequence[Any] | None) -> list[Buffer]:
 
 
 def checked_headers(headers: Any) -> Headers:
-    """Return one record's headers as a tuple of (name, bytes or None); text is encoded as UTF-8.
+    """Return one record's headers as a tuple of (name, bytes or None). Values that are text become UTF-8.
 
-    Raises RecordError for other types, and for text with a lone surrogate.
+    Raises RecordError for other types, for text with a lone surrogate, and above MAX_HEADERS_PER_RECORD.
     """
     checked: list[tuple[str, bytes | None]] = []
     try:
@@ -319,7 +323,7 @@ class BinaryView:
         return values
 
     def _decode_uniform(self) -> list[bytes] | None:
-        """Return the values if there are many and all have the same length; otherwise return None."""
+        """Return the values if there are 16 to 65,536 and all have the same length; otherwise return None."""
         count = self.count
         length, remainder = divmod(len(self.data), count)
         if remainder or not _MIN_UNIFORM_COUNT <= count <= _MAX_UNIFORM_COUNT:
@@ -352,7 +356,8 @@ def validity_digits(validity: Buffer, count: int) -> str:
 
 @dataclass(slots=True)
 class BodyView:
-    """The located columns of a body. ``headers`` is the rest of the body, which msgpack decodes."""
+    """The located columns of a body. A column that is nil in the body is None. If ``headers`` is not None, it
+    is the rest of the body, which msgpack decodes."""
 
     count: int
     timestamp_deltas: memoryview | None
@@ -362,7 +367,8 @@ class BodyView:
 
 
 def view_body(body: memoryview, count: int) -> BodyView:
-    """Locate the columns of ``count`` records. Raises CorruptBatchError if the body is malformed."""
+    """Locate the columns of ``count`` records. Raises CorruptBatchError if the lengths of the timestamp, key
+    or value columns do not fit ``count`` or the body. The headers are not checked."""
     if _first_byte(body, 0) != _ARRAY_OF_4:
         raise CorruptBatchError("the body of the batch is not an array of four columns")
     deltas, position = _take_bin(body, 1)
@@ -432,16 +438,17 @@ def decode_timestamps(deltas: memoryview, count: int, base_timestamp_ms: int) ->
 
 
 def is_ordinary(base_timestamp_ms: int) -> bool:
-    """Whether the base timestamp plus any signed 32-bit difference is a valid timestamp. That is so for every
-    base after January 1970, except near the 64-bit limit."""
+    """Return True only if the base timestamp plus any signed 32-bit difference is a valid timestamp. Returns
+    True for every base after January 1970, except near the 64-bit limit."""
     return _MAX_INT32 < base_timestamp_ms < MAX_INT64 - _MAX_INT32
 
 
 def decode_headers(column: memoryview, count: int) -> list[Headers]:
     """Return each record's headers, () for a record without headers. Raises CorruptBatchError.
 
-    msgpack allocates an array before it reads the items. So the length of the outer array is read by hand,
-    because that array may be long, and the lengths of the inner arrays are limited.
+    msgpack allocates an array before it reads the items, so a false length could exhaust the memory. The
+    length of the outer array is therefore read by hand and compared with ``count``. The lengths of the inner
+    arrays are limited.
     """
     position = check_header_count(column, count)
     unpacker = msgpack.Unpacker(

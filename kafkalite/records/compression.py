@@ -5,14 +5,14 @@ codec   the compressed bytes are                     how the output is bounded
 ======  ===========================================  ===============================================
 gzip    one gzip member (RFC 1952)                   zlib's own ``max_length``
 snappy  one snappy block, its length in front        the length is read first
-lz4     one LZ4 frame, blocks linked, no checksums   the output buffer has a fixed size
-zstd    one Zstandard frame                          the length is read first if present
+lz4     one LZ4 frame, blocks linked, no checksums   the size of the output buffer is limited
+zstd    one Zstandard frame                          the length is read first if present, else as lz4
 ======  ===========================================  ===============================================
 
-The frames carry no checksums of their own if the format allows it: the batch's CRC-32C covers them. No
-output buffer is larger than the codec could fill from the given bytes (``_MAX_RATIO``), so a few bytes
-that announce a large output cost little. cramjam is imported at the first batch that needs it; gzip is
-the standard library's.
+If the format allows it, frames are written without checksums of their own, because the batch's CRC-32C covers
+them. An output buffer of more than 4 KiB is never larger than the given bytes could become
+(``_MAX_RATIO``), so a few bytes that declare a large output cost little. gzip uses the standard library. For
+the other codecs, cramjam is imported at the first batch that needs it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ import zlib
 from functools import cache
 from typing import Any, Final
 
-from kafkalite.errors import BatchTooLargeError, ConfigError, CorruptBatchError, RecordError
+from kafkalite.errors import (
+    BatchTooLargeError,
+    ConfigError,
+    CorruptBatchError,
+    MissingExtraError,
+    RecordError,
+)
 from kafkalite.limits import KIB, MIB
 from kafkalite.records.header import Buffer, Codec
 
@@ -67,8 +73,17 @@ def _cramjam() -> Any:
     return cramjam
 
 
+def check_installed(codec: Codec) -> None:
+    """Raise MissingExtraError if ``codec`` needs cramjam and it is not installed."""
+    if codec not in {Codec.NONE, Codec.GZIP}:
+        try:
+            _cramjam()
+        except RecordError:
+            raise MissingExtraError(f"compression.type={codec}", "cramjam", "compression") from None
+
+
 def check_level(codec: Codec, level: int | None) -> None:
-    """Raise ConfigError if ``codec`` does not have this level. None is the codec's default."""
+    """Raise ConfigError if ``codec`` does not have this level. None, the codec's default, is always valid."""
     if level is None:
         return
     if codec not in _LEVELS:
@@ -80,7 +95,11 @@ def check_level(codec: Codec, level: int | None) -> None:
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
-    """Return ``data`` compressed, or unchanged for NONE. Raises ConfigError for an invalid level."""
+    """Return ``data`` compressed, or unchanged for NONE.
+
+    Raises ConfigError for an invalid level, and RecordError if the codec needs cramjam and it is not
+    installed.
+    """
     check_level(codec, level)
     if level is None and codec in _LEVELS:
         level = _LEVELS[codec][2]
@@ -102,8 +121,9 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
 def decompress(codec: Codec, data: Buffer, max_bytes: int) -> Buffer:
     """Return ``data`` decompressed, or unchanged for NONE.
 
-    Raises BatchTooLargeError if the result exceeds ``max_bytes``, and CorruptBatchError if the data is not
-    valid for the codec. Allocates at most ``max_bytes`` and the codec's own window.
+    Raises BatchTooLargeError if the result exceeds ``max_bytes``, CorruptBatchError if the data is not valid
+    for the codec, and RecordError if the codec needs cramjam and it is not installed. Stops decompressing at
+    most 1 MiB after the output exceeds ``max_bytes``.
     """
     if codec is Codec.NONE:
         return data
@@ -144,11 +164,12 @@ def _gunzip(data: Buffer, max_bytes: int) -> bytearray:
 
 
 def unpacked_bound(codec: Codec, data: Buffer, max_bytes: int) -> int:
-    """Return the most bytes that ``data`` can decompress to, without decompressing it.
+    """Return an upper bound of the decompressed size of valid ``data`` in bytes, without decompressing it.
 
-    This is the size that the data declares, or else the most that the codec's ratio allows, at most
-    ``max_bytes``. Raises BatchTooLargeError if the data declares more than ``max_bytes``, CorruptBatchError
-    if the data is not valid for the codec.
+    The bound is the size that the data declares. If it declares none, the bound is the largest output of the
+    codec for this many bytes, but at most ``max_bytes``. Raises BatchTooLargeError if the data declares more
+    than ``max_bytes``. Raises CorruptBatchError if the data does not begin as the codec requires, or declares
+    more than the codec can produce from it. ``codec`` must not be NONE.
     """
     magic = _MAGIC[codec]
     if not data or data[: len(magic)] != magic:
@@ -221,10 +242,10 @@ def _unpack_into(codec: Codec, data: Buffer, size_bytes: int) -> bytearray | Exc
 
 
 def _unpack_growing(codec: Codec, data: Buffer, max_bytes: int) -> bytearray:
-    """Decompress data without a declared size, into buffers of growing size up to ``max_bytes``.
+    """Decompress data without a declared size.
 
-    Each buffer is eight times as large as the one before, so all of them together cost little more than the
-    last.
+    Each attempt uses a buffer eight times as large as the one before, but no larger than ``max_bytes`` or the
+    largest possible output (at least 4 KiB).
     """
     ceiling = min(max_bytes, max(_most_bytes(codec, data), _MIN_BUFFER_BYTES))
     size_bytes = min(ceiling, max(len(data) * _FIRST_GUESS_RATIO, _MIN_BUFFER_BYTES))

@@ -1,4 +1,4 @@
-"""Control batches: the markers that end a producer's transaction in one partition.
+"""Transaction markers: the control batches that end a producer's transaction in one partition.
 
 A marker is an uncompressed columnar batch with one record, flagged as control and transactional, with the
 producer id of the transaction and without a sequence. Key and value have Kafka's format, big-endian. The key
@@ -79,7 +79,8 @@ def build_marker(
 def parse_marker(batch: Buffer) -> Marker:
     """Return the contents of the control batch in ``batch``, without checking its CRC.
 
-    Raises CorruptBatchError unless ``batch`` is a marker as ``build_marker`` makes it.
+    Raises CorruptBatchError if the length, the control and transactional flags, a version or the type is not
+    that of a marker. The other fields are not checked.
     """
     if len(batch) != MARKER_BYTES:
         raise CorruptBatchError(f"a control batch of {len(batch)} bytes; a marker has {MARKER_BYTES}")
@@ -99,7 +100,7 @@ def parse_marker(batch: Buffer) -> Marker:
 
 
 def check_at(buffer: memoryview, position: int) -> BatchHeader:
-    """Check the length and CRC of the batch at ``position``, and its contents if it is a marker.
+    """Check the batch at ``position`` as ``header.check`` does. Check a marker as ``parse_marker`` does, too.
 
     Returns the header. Raises CorruptBatchError.
     """

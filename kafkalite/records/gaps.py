@@ -1,11 +1,11 @@
-"""Gap batches, which replace removed records in a compacted log.
+"""Gap batches, which replace removed or lost records in a log.
 
 A log has no missing offsets: each batch begins where the previous one ends, and any other offset means
 damage. So compaction replaces removed records with a columnar batch that gives the number of removed offsets.
 It is flagged as control, so that consumers skip it, but not as transactional, which distinguishes it from a
 marker. It has no producer and no timestamp, and its columns are nil. 66 bytes replace up to a million
-offsets. A gap keeps the leader epoch of the batches that it replaces, so the epochs of a log can still be
-derived from its batches.
+offsets. Compaction gives a gap the leader epoch of the batches that the gap replaces, so the epochs of a log
+can still be derived from its batches. ``storage.accept_loss`` puts gaps in the place of lost records.
 
 If a producer's state refers to a batch of which records are removed, the first gap that replaces some of
 them describes that batch, so that the state can still be derived from the log (R27). The description takes
@@ -42,7 +42,7 @@ DESCRIBED_GAP_BYTES: Final = _REPLACED_POSITION + _REPLACED.size
 
 
 class ReplacedBatch(NamedTuple):
-    """The description of an idempotent producer's batch of which compaction removed records.
+    """Describes a batch of an idempotent producer from which compaction has removed records.
 
     Both offsets are inclusive. ``crc`` is the checksum of the batch before compaction.
     """
@@ -65,9 +65,10 @@ class ReplacedBatch(NamedTuple):
 def build_gap(
     base_offset: int, count: int, leader_epoch: int, replaced: ReplacedBatch | None = None
 ) -> bytearray:
-    """Return the batch that replaces ``count`` removed offsets, at most MAX_RECORDS_PER_BATCH.
+    """Return the batch that replaces ``count`` offsets from ``base_offset`` on.
 
-    ``replaced`` describes the batch that the offsets belonged to, if a producer's state refers to it.
+    ``count`` is at most MAX_RECORDS_PER_BATCH. If ``replaced`` is not None, the gap contains this
+    description.
     """
     body = _BODY if replaced is None else _BODY[:-1] + _REPLACED_HEAD + _REPLACED.pack(*replaced)
     size_bytes = HEADER_BYTES + len(body)
@@ -88,16 +89,17 @@ def replaced_by(buffer: Buffer, position: int, attributes: int) -> ReplacedBatch
 
 
 def is_gap(header: BatchHeader) -> bool:
-    """Whether the batch of ``header`` replaces removed records: it is control but not transactional."""
+    """Whether the batch of ``header`` is a gap: it is flagged as control but not as transactional."""
     return header.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT) == CONTROL_BIT
 
 
 def joined_at(batches: memoryview, offset: int) -> memoryview:
-    """If the first batch is a gap that contains ``offset``, return ``batches`` with that gap shortened to
-    begin at ``offset``. Otherwise return ``batches`` unchanged.
+    """If the first batch is a gap that begins before ``offset`` and ends after it, return ``batches`` with
+    that gap shortened to begin at ``offset``. Otherwise return ``batches`` unchanged.
 
-    A leader's gap may begin before the end of a follower's log. The log refuses batches that do not begin at
-    its end. Raises CorruptBatchError for a damaged first batch.
+    ``offset`` is the end of a follower's log. A gap from the leader may begin before it, but the log refuses
+    batches that do not begin at its end. Raises CorruptBatchError if the first batch is complete and damaged,
+    or if its length is missing or invalid.
     """
     length = total_length(batches)
     if not length or length > len(batches):

@@ -103,7 +103,8 @@ class Codec(enum.IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> Codec:
-        """Convert a name such as ``"lz4"``. Raises ConfigError, which names ``compression.type``."""
+        """Convert a name such as ``"lz4"``, in upper or lower case. Raises ConfigError for
+        ``compression.type`` if the name is unknown."""
         codec = cls.__members__.get(text.upper())
         if codec is None:
             allowed = "one of " + ", ".join(name.lower() for name in cls.__members__)
@@ -183,7 +184,8 @@ class BatchHeader(NamedTuple):
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Return the header at ``position`` after checking its fields. The CRC and the body are not read.
 
-    Raises CorruptBatchError if the header is cut off, or has a value that no builder writes.
+    Raises CorruptBatchError if the header is cut off, or if its magic, length, record count, base offset,
+    timestamps or codec is invalid.
     """
     # One flat condition and no constructor of the named tuple: this runs for each produced and fetched batch.
     try:
@@ -248,8 +250,8 @@ def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, in
     """Scan the batch headers from ``position`` (inclusive) to ``end`` (exclusive) quickly.
 
     Yields (position, base_offset, last_offset_delta, max_timestamp_ms, total_length) of each complete batch.
-    Stops at a batch that exceeds ``end``, has another magic or a length below a header's, and at zeros. The
-    caller compares the end of the last batch with ``end``. CRCs are not checked.
+    Stops before a batch that exceeds ``end`` or has an invalid length, magic or last offset delta. To notice
+    this, the caller compares the end of the last batch with ``end``. CRCs are not checked.
     """
     end = min(end, len(buffer))
     unpack_from = _SCAN.unpack_from
@@ -271,7 +273,7 @@ def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, in
 def scan_producers(
     buffer: Buffer, position: int, end: int
 ) -> Iterator[tuple[int, int, int, int, int, int, int, int, int]]:
-    """Scan the batch headers as ``scan`` does, and yield each batch's producer too.
+    """Scan the batch headers as ``scan`` does, but yield other fields.
 
     Yields (position, attributes, base_offset, last_offset_delta, max_timestamp_ms, producer_id,
     producer_epoch, base_sequence, crc).
@@ -300,9 +302,10 @@ def scan_producers(
 
 
 def check(buffer: Buffer) -> BatchHeader:
-    """Return the header of the batch in ``buffer``. Raises CorruptBatchError for a wrong length or CRC.
+    """Return the header of the batch that fills ``buffer``.
 
-    The body is not unpacked. Its columns are checked when they are read.
+    Raises CorruptBatchError for an invalid header, a wrong length or a wrong CRC. The body is not unpacked.
+    Its columns are checked when they are read.
     """
     header = parse_header(buffer)
     if header.length_bytes != len(buffer):
@@ -342,8 +345,8 @@ def stamp(buffer: bytearray | memoryview, *, base_offset: int, leader_epoch: int
 def stamp_log_append_time(buffer: bytearray | memoryview, now_ms: int) -> None:
     """Set the timestamp of every record of the batch to ``now_ms``, and update the CRC.
 
-    With ``message.timestamp.type=LogAppendTime``, the attribute bit and the max timestamp are enough. The
-    records' own timestamps stay in the body and are not read.
+    This is for topics with ``message.timestamp.type=LogAppendTime``. Only the attribute bit and the max
+    timestamp change. If the bit is set, readers ignore the timestamps in the body.
     """
     (attributes,) = _INT16.unpack_from(buffer, ATTRIBUTES_POSITION)
     _INT16.pack_into(buffer, ATTRIBUTES_POSITION, attributes | TIMESTAMP_TYPE_BIT)
@@ -392,7 +395,7 @@ def pack_control_header(
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
 ) -> bytes:
-    """Return the header of a columnar control batch of ``size_bytes``. Its CRC is added by ``seal``."""
+    """Return the header of a columnar control batch of ``size_bytes``. ``seal`` must add the CRC."""
     length = size_bytes - LENGTH_OVERHEAD_BYTES
     fixed = (MAGIC, 0, attributes | COLUMNAR | CONTROL_BIT, count - 1, timestamp_ms, timestamp_ms)
     return HEADER.pack(

@@ -1,15 +1,15 @@
 """Chooses the partition of a record if the caller does not specify it.
 
-A key goes to the partition that Kafka's clients choose (murmur2), so that programs of both kinds agree.
-Partitioners differ in their treatment of records without a key:
+Unless the table states otherwise, a record with a key goes to the partition that Kafka's clients choose
+(murmur2), so that programs of both kinds agree. The table describes the treatment of records without a key:
 
 ==============  ====================================================================================
 ``roundrobin``  the default: one partition until its batch closes, then the one with the fewest records; if
                 several have equally few, the next of them in turn
 ``sticky``      one partition until its batch closes, then another at random (KIP-480)
 ``random``      a random partition for each record; keys are ignored
-``timed``       one random partition for ``partitioner.switch.ms``, then another, as Kafka 0.8 did
-``hash``        murmur2; a missing key counts as an empty key, so these records share a partition
+``timed``       one random partition until a batch closes after ``partitioner.switch.ms``, then another
+``hash``        the partition of the empty key, so that these records share a partition
 ``ring``        as ``roundrobin``, but keys are placed on a hash ring, so that added partitions move few keys
 a callable      ``(topic, key, value, partition_count)`` -> partition, or None for roundrobin
 ==============  ====================================================================================
@@ -82,7 +82,8 @@ def _positive_hash(key: bytes) -> int:
 
 
 def partition_on_ring(key: bytes, partition_count: int) -> int:
-    """Return the partition that owns the first point of the hash ring at or after the hash of ``key``.
+    """Return the partition that owns the first point of the hash ring at or after the hash of ``key``. If
+    there is no such point, the owner of the lowest point is returned.
 
     A partition has 128 points. For n from 0 to 7, the SHA-512 digest of (partition, n), as two big-endian
     uint32, gives 16 big-endian uint32; each of them, shifted right by one bit, is a point. The hash is
@@ -111,7 +112,7 @@ class Partitioner(Protocol):
     def partition(
         self, topic: str, key: bytes | None, value: bytes | None, partition_count: int, /
     ) -> int | None:
-        """Return a partition in [0, partition_count), or None to leave the choice to the caller."""
+        """Return a partition in [0, partition_count)."""
         ...
 
     def on_batch_closed(self, topic: str, partition: int, record_count: int, /) -> None:
@@ -124,8 +125,7 @@ class RoundRobinPerBatch:
     """Records without a key fill one batch after another.
 
     Each batch goes to the partition that has received the fewest records in such batches, so that the counts
-    stay even although some batches are sent before they are full. Of partitions with equal counts, the next
-    in turn is taken.
+    stay even although some batches are sent before they are full. Partitions with equal counts take turns.
     """
 
     def __init__(self) -> None:
@@ -147,9 +147,9 @@ class RoundRobinPerBatch:
             heapq.heapreplace(load, (load[0][0] + record_count, next(self._turns), partition))
 
     def _resized(self, load: list[tuple[int, int, int]], partition_count: int) -> list[tuple[int, int, int]]:
-        """Return ``load``, which has an item for each partition, for ``partition_count`` partitions. A new
-        partition begins with the lowest record count of the others, so that it does not receive all records
-        until it has as many as they have."""
+        """Return ``load`` with an item for each of ``partition_count`` partitions. A new partition begins
+        with the lowest record count in ``load``. If it began with 0, it would receive all records until it
+        had as many as the other partitions."""
         lowest = load[0][0] if load else 0
         known = {partition for _, _, partition in load}
         new = (number for number in range(partition_count) if number not in known)
@@ -204,8 +204,8 @@ class Sticky:
 
 
 class Timed(Sticky):
-    """Records without a key stay in one random partition for ``switch_ms``. When the first batch after this
-    time is closed, another partition is chosen."""
+    """Records without a key stay in one random partition for at least ``switch_ms``. Another partition is
+    chosen when a batch of this partition is closed after that time."""
 
     def __init__(self, rng: Rng, switch_ms: int, now_ms: Callable[[], int]) -> None:
         super().__init__(rng)
@@ -247,8 +247,8 @@ class ByFunction:
         self._otherwise = RoundRobinPerBatch()
 
     def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
-        """Return the partition that the function chooses. Raises RecordError if the topic has no such
-        partition."""
+        """Return the partition that the function chooses, or that of ``roundrobin`` if it returns None.
+        Raises RecordError if the topic has no such partition."""
         chosen = self._function(topic, key, value, partition_count)
         if chosen is None:
             return self._otherwise.partition(topic, key, value, partition_count)
@@ -266,7 +266,8 @@ class ByFunction:
 def make_partitioner(
     name: str | PartitionFunction, rng: Rng, *, switch_ms: int = 0, now_ms: Callable[[], int] = lambda: 0
 ) -> Partitioner:
-    """Return the partitioner with this name, or one that calls this function. Raises ConfigError.
+    """Return the partitioner with this name, or one that calls this function. Raises ConfigError for an
+    unknown name.
 
     ``switch_ms`` and ``now_ms``, which returns monotonic milliseconds, are used by ``timed``. If
     ``switch_ms`` is 0, ``timed`` is the same as ``sticky``.

@@ -1,13 +1,12 @@
-"""Refuses batches that no reader could unpack, before they are appended (S22).
+"""Checks that readers can locate the columns of a batch, before the batch is appended (S22).
 
-The broker checks the layout that every reader relies on, from a few bytes of the batch: the kind of body, the
-lengths of its columns, and the size that compressed bytes declare. It looks at the records only for their
-timestamps, and only if these could leave the range: the differences are 64 bits wide, or the base is not an
-ordinary time. So a column may still be wrong inside: its offsets may decrease, its headers may not be
-msgpack, and compressed columns may contain anything. Reading such a batch costs no more than its size, and a
-consumer can skip it.
+The broker checks the kind of body. In an uncompressed body, it also checks the lengths of the columns and the
+timestamps. In a compressed body, it checks only the first bytes and the declared size. So columns may still
+be invalid inside: offsets may decrease, headers may not be msgpack, and compressed columns may contain
+anything. A consumer raises an error for such a batch, and can skip it.
 
-A batch has at least one byte for each record that it declares. Otherwise 66 bytes of four empty columns would
+A batch is refused if it declares more records than bytes: those of the header and the body, or of a
+compressed body, the most that it can unpack to. Otherwise 66 bytes, a header and four empty columns, would
 become a million records at each reader.
 """
 
@@ -48,11 +47,13 @@ _CODECS: Final = CODEC_MASK | CODEC_MASK << COLUMN_CODEC_SHIFT
 
 
 def check_readable(batch: memoryview, header: BatchHeader) -> None:
-    """Raise an error if no reader could unpack ``batch``, whose ``header`` has been checked.
+    """Raise an error if readers cannot locate the columns of ``batch``, whose ``header`` has been checked.
 
-    Raises UnsupportedForMessageFormatError (Kafka's rows), BatchTooLargeError (it declares more than
-    MAX_DECOMPRESSED_BYTES), CorruptBatchError (the columns do not fit the record count or the batch, or a
-    timestamp is below NO_TIMESTAMP or above 64 bits).
+    Raises UnsupportedForMessageFormatError if the body has Kafka's rows, and BatchTooLargeError if a
+    compressed body declares more than MAX_DECOMPRESSED_BYTES. Raises CorruptBatchError if the columns do not
+    fit the record count or the batch, if the unpacked batch has fewer bytes than records, if an uncompressed
+    timestamp is below NO_TIMESTAMP or above 2**63 - 1, or if a compressed body does not begin as its codec
+    requires or declares an impossible size.
     """
     # Most batches have values, perhaps keys and timestamps, and neither nulls nor headers. For them this does
     # the checks of ``view_body`` at a fifth of its cost.
@@ -96,15 +97,15 @@ def check_readable(batch: memoryview, header: BatchHeader) -> None:
 
 @lru_cache(maxsize=1024)
 def _layout(count: int) -> tuple[Any, bytes, int, bytes]:
-    """Return the layout of ``count`` values or timestamps as builders write them.
+    """Return the layout of columns with ``count`` records.
 
     The items are:
 
-    - a function that unpacks a column's head (its bytes up to the first offset), its last offset, the type
-      byte of its data, and the next two bytes;
+    - a function that unpacks, from a column of keys or values, the head (all bytes before the second offset),
+      the last offset, the type byte of the data, and the next two bytes;
     - the head that every such column has;
-    - the position of the data in the column;
-    - the first bytes of a column of timestamps.
+    - the position of the type byte of the data in the column;
+    - the first bytes of a timestamp column with differences of 4 bytes.
     """
     head = ARRAY_OF_3 + bin_header(4 * (count + 1)) + bytes(4)
     unpack_column = Struct(f"<{len(head)}s{4 * (count - 1)}xiBBB").unpack_from

@@ -1,7 +1,6 @@
 """Builds and reads batches of one record faster than ``builder`` and ``batch``, with the same bytes.
 
-All lengths of such a batch are known in advance, so it takes two packs and two joins: about 2 microseconds
-instead of 14 for columns of any length.
+All lengths in such a batch are known in advance, so building it takes about 2 microseconds instead of 14.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def build_single(
 ) -> bytes:
     """Return an uncompressed batch of one record without headers. ``timestamp_ms`` is not checked.
 
-    ``producer`` is (producer id, producer epoch, the record's sequence). ``transactional`` is as in
-    ``build_batch``.
+    ``producer`` is (producer id, producer epoch, the record's sequence). ``transactional`` means that the
+    batch is part of the producer's open transaction.
     """
     attributes = COLUMNAR | TRANSACTIONAL_BIT if transactional else COLUMNAR
     key_column = NIL if key is None else b"%b%b%b" % (_column_head(len(key)), key, NIL)
@@ -66,9 +65,10 @@ _BEFORE_VALUE: Final = NIL + _COLUMN
 def read_single(data: bytes, start: int, end: int) -> tuple[bytes, bytes | None] | None:
     """Return (key, value) of an uncompressed batch of one record.
 
-    The body of the batch is ``data`` from ``start`` (inclusive) to ``end`` (exclusive). Returns None if the
-    record has headers, has no key, or has a key or value of more than 255 bytes; ``RecordBatch`` reads these
-    batches. The caller has checked the header's fields and the CRC.
+    The body of the batch is ``data`` from ``start`` (inclusive) to ``end`` (exclusive). Returns None for a
+    batch that this function cannot read, for example if the record has headers, no key, or a key or value of
+    more than 255 bytes. Use ``RecordBatch`` for these. The caller has checked the header's fields and the
+    CRC.
     """
     if end - start < _KEY_HEAD.size:
         return None

@@ -1,11 +1,12 @@
 """The follower of one partition: the position it reports to its leader, and how it applies a response.
 
-R1  batches are appended as the leader sent them
-R3  a response counts only if it answers the latest fetch in the current leader epoch: a fetch position has a
-    version, and every change of the log or of the role increments it
-R4  a log is truncated only to the offset where, by leader epochs, it diverges from the leader's log
-R10 high watermark := min(the leader's, the follower's log end)
-R49 committed records are truncated only after an unclean election: a leader that lacks them is refused
+R1  batches are appended as the leader sent them; only a gap batch that begins before the log end is shortened
+R3  a response counts only if it has the current leader epoch and the replica has not changed since the fetch:
+    a fetch position has a version, which each append, truncation and change of the role increments
+R4  a log that diverges from the leader's log is truncated by leader epochs, never to the high watermark
+R10 the high watermark is raised to min(the leader's, the follower's log end)
+R49 committed records are truncated only after an unclean election; otherwise a leader that lacks them is
+    refused
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _BASE_OFFSET: Final = struct.Struct(">q")
 class FetchPosition(NamedTuple):
     """The position that a follower reports in a fetch.
 
-    Two positions have the same ``version`` if neither the batches nor the role changed in between. A response
-    to a fetch at one of them is then also valid for the other.
+    If nothing is appended or truncated and the role does not change, the next position has the same
+    ``version``. A response to a fetch at one position is valid for every position with the same version.
     """
 
     leader_epoch: int
@@ -53,14 +54,14 @@ class NextFetch(Enum):
 
 
 class FollowerStep(NamedTuple):
-    """The effect of a response. ``is_ignored``: the response did not answer the latest fetch, and changed
-    nothing."""
+    """The effect of a response. ``is_ignored``: the response was outdated (R3) and had no effect."""
 
     appended_bytes: int = 0
     truncated_to: int | None = None
     log_start_moved: bool = False
     is_ignored: bool = False
     lost_records: int = 0  #: committed records that were truncated after an unclean election (R49)
+    high_watermark_moved: bool = False
 
     def next_fetch(self, *, is_synced_only: bool) -> NextFetch:
         """Return when to fetch next. ``is_synced_only``: the leader counts only synced bytes."""
@@ -91,6 +92,8 @@ class PartitionFollower:
     version: int
     committed_floor: int = 0  #: exclusive end of the records that are committed by the metadata; 0: unknown
     loss_epoch: int = NO_EPOCH  #: the leader epoch of the latest unclean election
+    is_in_sync: bool = False  #: whether this replica is in the ISR by the metadata that it has replayed
+    agrees: bool = False  #: whether the leader has found no divergence since this role or a truncation began
 
     def position(self) -> FetchPosition:
         """Return the position to report in the next fetch."""
@@ -141,7 +144,7 @@ class PartitionFollower:
         return offset >= self.committed_end or self.log.latest_epoch < self.loss_epoch
 
     def waits_for_disk(self, response: ReplicaFetchedPartition, batches: memoryview) -> bool:
-        """Whether ``apply`` will sync before it returns, because the response truncates the log or moves its
+        """Whether ``apply`` may sync before it returns, because the response may truncate the log or move its
         start."""
         log = self.log
         return bool(
@@ -155,8 +158,12 @@ class PartitionFollower:
         )
 
     def apply(self, response: ReplicaFetchedPartition, batches: memoryview, now_ms: int) -> FollowerStep:
-        """Append, truncate or start over as the leader's response requires. The only error code that the
-        response may have is OFFSET_OUT_OF_RANGE. Raises the same errors as ``Partition.on_fetched``."""
+        """Append batches, truncate the log, or empty it and begin at another offset, as the response
+        requires.
+
+        The only error code that the response may have is OFFSET_OUT_OF_RANGE. Raises the same errors as
+        ``Partition.on_fetched``.
+        """
         if response.error_code:
             return self._start_over_behind(response)
         if response.diverging_epoch != NO_EPOCH:
@@ -180,19 +187,21 @@ class PartitionFollower:
             finally:
                 if log.log_end_offset != before:
                     self.version += 1
-        if self.advance(response.high_watermark, log.log_end_offset):
+        self.agrees = True
+        moved = self.advance(response.high_watermark, log.log_end_offset)
+        if moved:
             log.forget_stable_transactions(self.high_watermark)
         start = min(response.log_start_offset, log.log_end_offset)
         is_deleting = start > log.log_start_offset
         if is_deleting:
             log.delete_before(start)
             self.advance(start, start)
-        return FollowerStep(len(batches), None, is_deleting)
+        return FollowerStep(len(batches), None, is_deleting, high_watermark_moved=moved)
 
     def advance(self, leader_high_watermark: int, log_end_offset: int) -> bool:
         """Raise the high watermark to the leader's, at most to the log end (R10). Return whether it moved.
 
-        A new leader's high watermark may be lower for a while. The follower's never decreases.
+        A new leader's high watermark may be lower for a while. This does not lower the follower's.
         """
         known = min(leader_high_watermark, log_end_offset)
         if known <= self.high_watermark:
@@ -200,13 +209,26 @@ class PartitionFollower:
         self.high_watermark = known
         return True
 
+    def may_serve(self) -> bool:
+        """Whether consumers may read from this replica (R65): the leader has compared the logs in this epoch.
+
+        Before that, this log may have other records than the leader's below its high watermark, if an
+        unclean election has lost committed records.
+        """
+        return self.agrees
+
+    def readable_end(self) -> int:
+        """Return the exclusive end of the records that this replica knows to be committed (R65)."""
+        return self.high_watermark
+
     def _join_at(self, response: ReplicaFetchedPartition, batches: memoryview) -> FollowerStep:
         """Truncate this log to the base offset of the leader's first batch, because this log ends inside that
         batch.
 
         Called if this log copied its end from another leader, which had compacted the batch differently. The
         batch is committed but incomplete here, so this replica is not in sync, and the truncation removes no
-        copy that counts (R8). Raises CorruptBatchError if the batch is not committed.
+        copy that counts (R8). Raises CorruptBatchError if the batch is not committed, or if this log does not
+        end inside it.
         """
         log = self.log
         header = check(batches[: total_length(batches)])
@@ -236,8 +258,9 @@ class PartitionFollower:
         return step._replace(lost_records=max(committed_end - target, 0))
 
     def _start_over_behind(self, response: ReplicaFetchedPartition) -> FollowerStep:
-        """Start over at the leader's log start, because the leader has deleted the records after this log's
-        end."""
+        """Empty the log and begin at the leader's log start, because the leader has deleted the records after
+        this log's end. Raises OffsetOutOfRangeError if the leader still has them and this log is not
+        empty."""
         log = self.log
         if response.log_start_offset <= log.log_end_offset and log.latest_epoch != NO_EPOCH:
             raise OffsetOutOfRangeError(
@@ -252,6 +275,7 @@ class PartitionFollower:
         return self._ends_at(offset)
 
     def _ends_at(self, end: int) -> FollowerStep:
+        self.agrees = False  # until the next response
         self.high_watermark = max(min(self.high_watermark, end), self.log.log_start_offset)
         return FollowerStep(truncated_to=end)
 
@@ -260,7 +284,8 @@ def diverging_at(last_epoch: int, fetch_offset: int, leaders: EpochEnd) -> Epoch
     """Return the epoch end to send instead of records, or None if the follower's log does not diverge from
     the leader's (R4).
 
-    Called by the leader. ``leaders`` is the end of the follower's last epoch in the leader's log.
+    Called by the leader. The follower reports ``last_epoch`` and ``fetch_offset``, its log end. ``leaders``
+    is the result of ``end_offset_for_epoch(last_epoch)`` for the leader's log.
     """
     if leaders.leader_epoch < last_epoch or leaders.end_offset < fetch_offset:
         return leaders
@@ -270,7 +295,7 @@ def diverging_at(last_epoch: int, fetch_offset: int, leaders: EpochEnd) -> Epoch
 def truncation_target(leaders_end_offset: int, own: EpochEnd, log_end_offset: int) -> int:
     """Return the offset to which a follower truncates its log (R4).
 
-    ``leaders_end_offset`` is the end of an epoch in the leader's log, ``own`` the end of the same epoch in
-    the follower's log.
+    ``leaders_end_offset`` is the end of an epoch in the leader's log. ``own`` is the result of
+    ``end_offset_for_epoch`` for the same epoch and the follower's log.
     """
     return min(leaders_end_offset, own.end_offset, log_end_offset)

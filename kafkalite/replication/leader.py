@@ -8,12 +8,14 @@ R8  high watermark := max(high watermark, least progress over the *maximal* in-s
 R9  the high watermark does not move while fewer replicas than min.insync.replicas are in sync, whatever the
     acks
 R57 the high watermark does not move either while a replica outside the in-sync set is eligible to lead. If
-    enough replicas are in sync, the leader proposes the set as it is, which ends the eligibility
+    enough replicas are in sync, the leader then proposes the in-sync set even if it has not changed. The
+    eligibility ends when the controller accepts the proposal
 R10 until the high watermark has reached the offset where this epoch started, it may be lower than the
     previous leader's. Requests for offsets that must never decrease are refused until then
-R12 a replica joins once it has fetched, in this epoch, past the high watermark and the start of the epoch.
-    Under load, faster replicas could always keep the high watermark just ahead of a replica that keeps up.
-    The high watermark waits for such a replica, briefly and not often (Kafka's shouldWaitForReplicaToJoinIsr)
+R12 a replica joins once its progress, reported in this epoch, has reached the high watermark and the start of
+    the epoch. Under load, faster replicas could always keep the high watermark just ahead of a replica that
+    keeps up. The high watermark waits for such a replica, briefly and not often (Kafka's
+    shouldWaitForReplicaToJoinIsr)
 R13 a replica joins as the incarnation that has fetched: its broker epoch is part of the proposal
 R14 a proposal is pending until a greater partition epoch is known; an error or a timeout does not end it
 R15 a replica leaves if it has not reached the leader's log end within replica.lag.time.max.ms
@@ -33,7 +35,7 @@ JOIN_PAUSE_MS: Final = 10 * JOIN_WAIT_MS
 
 
 class ProposedIsr(NamedTuple):
-    """The in-sync set ``isr`` that is to replace the in-sync set in force at ``partition_epoch``.
+    """The in-sync set ``isr`` that the leader proposes in place of the in-sync set of ``partition_epoch``.
     ``broker_epochs`` is in the order of ``isr``."""
 
     partition_epoch: int
@@ -44,9 +46,10 @@ class ProposedIsr(NamedTuple):
 class _Follower:
     """The progress of one follower during this leadership.
 
-    ``target_offset`` is the leader's log end at the last fetch that reached the previous target (at first,
-    the log end when the leadership began), and ``target_ms`` the time of that fetch. A follower that reaches
-    the target counts as caught up as of ``target_ms``.
+    ``target_ms`` is the time of the last call of ``reach`` with at least the previous target, and
+    ``target_offset`` is the leader's log end at that time. At first, they are the time and the log end at
+    which the leadership began. A follower that reaches the target counts as caught up as of ``target_ms``. A
+    follower that reaches the leader's present log end counts as caught up now.
     """
 
     __slots__ = (
@@ -152,16 +155,30 @@ class PartitionLeader:
         """Set ``min.insync.replicas``. Return whether the high watermark moved."""
         return self.configure(self.isr, min_insync_replicas)
 
-    def take_state(self, partition_epoch: int, isr: Iterable[int], *, has_eligible: bool = False) -> bool:
+    def take_state(
+        self,
+        partition_epoch: int,
+        isr: Iterable[int],
+        *,
+        has_eligible: bool = False,
+        added: Iterable[int] = (),
+        leader_end_offset: int = 0,
+        now_ms: int = 0,
+    ) -> bool:
         """Apply the committed in-sync set. ``has_eligible``: replicas outside it are eligible to lead (R57).
 
-        A state whose ``partition_epoch`` does not exceed the current one is ignored. Any other state ends the
-        pending proposal, whatever the controller has decided (R14). Returns whether the high watermark moved.
+        ``added`` has replicas that may be new followers. A replica is removed only with a new leader epoch
+        (R61), so followers never become fewer. A state whose ``partition_epoch`` does not exceed the current
+        one is ignored. Any other state ends the pending proposal, whatever the controller has decided (R14).
+        Returns whether the high watermark moved.
         """
         if partition_epoch <= self.partition_epoch:
             return False
         self.partition_epoch = partition_epoch
         self._pending = None
+        for replica_id in added:
+            if replica_id != self._broker_id and replica_id not in self._followers:
+                self._followers[replica_id] = _Follower(now_ms, leader_end_offset)
         self._has_eligible = has_eligible
         return self.configure(isr, self._min_insync_replicas)
 
@@ -184,15 +201,16 @@ class PartitionLeader:
         return self.isr if self._pending is None else self.isr.union(self._pending.isr)
 
     def may_move_high_watermark(self) -> bool:
-        """Whether enough replicas are in sync for the high watermark to move (R9)."""
+        """Whether the high watermark may move: enough replicas are in sync (R9), and no replica outside the
+        in-sync set is eligible to lead (R57)."""
         return self.has_enough_in_sync and not self.waits_for_confirmation()
 
     def waits_for_confirmation(self) -> bool:
         """Whether the leader must not commit yet, because a replica outside the in-sync set is eligible to
         lead (R57).
 
-        The replica loses its eligibility when the controller accepts an in-sync set that this leader
-        proposes.
+        The replica loses its eligibility when this leader proposes an in-sync set of at least
+        min.insync.replicas members and the controller accepts it.
         """
         return self._has_eligible
 
@@ -215,8 +233,8 @@ class PartitionLeader:
         return broker_epoch is not None and broker_epoch == seen_broker_epoch
 
     def on_progress(self, broker_id: int, offset: int) -> bool:
-        """Record that a replica, possibly this one, holds all records below ``offset``. Returns whether
-        the high watermark moved."""
+        """Record ``offset`` as the progress of a replica, possibly this one. Returns whether the high
+        watermark moved."""
         if self._is_alone and broker_id == self._broker_id:
             self._progress[broker_id] = offset
             if offset <= self.high_watermark:
@@ -264,9 +282,29 @@ class PartitionLeader:
         """The broker epoch of the follower's latest fetch; NO_BROKER_EPOCH before its first one."""
         return self._followers[replica_id].broker_epoch
 
+    def may_be_read(self, replica_id: int, offset: int) -> bool:
+        """Whether a consumer may be directed to a follower for ``offset``: the follower is in sync, and its
+        log has that offset (R66)."""
+        if not self.is_in_sync(replica_id):
+            return False
+        start = self._followers[replica_id].log_start_offset
+        return 0 <= start <= offset <= self._progress.get(replica_id, -1)
+
+    def is_in_sync(self, replica_id: int) -> bool:
+        """Whether a follower is in the current in-sync set."""
+        return replica_id in self.isr and replica_id in self._followers
+
+    def near_replica(self, offset: int, is_near: Callable[[int], bool]) -> int | None:
+        """Return the follower with the most progress that may be read at ``offset`` (R66), or None.
+
+        ``is_near`` returns whether a node is live and in the consumer's rack.
+        """
+        found = [one for one in self._followers if self.may_be_read(one, offset) and is_near(one)]
+        return max(found, key=lambda one: (self._progress[one], -one), default=None)
+
     def low_watermark(self, own_log_start_offset: int) -> int:
-        """Return the lowest log start offset in the maximal in-sync set; -1 if a replica in it has not
-        fetched yet."""
+        """Return the lowest log start offset of the leader, the maximal in-sync set, and the replicas for
+        which the high watermark waits. Return -1 if one of these replicas has not fetched yet."""
         others = (self._followers[one].log_start_offset for one in self._quorum if one in self._followers)
         return min((own_log_start_offset, *others))
 
@@ -282,15 +320,15 @@ class PartitionLeader:
 
     def may_join(self, replica_id: int) -> bool:
         """Whether a follower has fetched far enough to join the in-sync set (R12). If so, ``propose`` adds
-        the follower if its broker is live."""
+        the follower if its broker is live. False for an in-sync replica, and while a proposal is pending."""
         if replica_id in self.isr or self._pending is not None:
             return False
         progress = self._progress.get(replica_id, -1)
         return progress >= self.high_watermark and self.has_epoch_start(progress)
 
     def is_close(self, replica_id: int, now_ms: int) -> bool:
-        """Whether the high watermark should wait for a follower, because it will probably join the in-sync
-        set soon (R12)."""
+        """Whether the high watermark should wait for a follower, because the follower will probably join the
+        in-sync set soon (R12)."""
         if replica_id in self.isr or self._pending is not None or now_ms < self._may_wait_again_ms:
             return False
         progress = self._progress.get(replica_id, -1)
@@ -320,8 +358,8 @@ class PartitionLeader:
     def propose(
         self, now_ms: int, *, lag_time_max_ms: int, leader_end_offset: int, live: Callable[[int], int | None]
     ) -> ProposedIsr | None:
-        """Return the in-sync set to request from the controller. None if the current set is right and needs
-        no confirmation (R57), or while the controller's response is awaited.
+        """Return the in-sync set to request from the controller. Return None if neither a change nor a
+        confirmation (R57) is due, and while the controller's response is awaited.
 
         ``live`` returns a node's broker epoch if the node is unfenced and not shutting down, else None. After
         ``on_undecided``, the pending proposal is returned again, unchanged (R14).

@@ -1,9 +1,9 @@
 """One partition on this broker: its role (leader, follower or none) together with its log.
 
-All methods are synchronous. An operation that the role does not allow raises NotLeaderOrFollowerError; other
-refusals are BrokerErrors with the code for the client. StorageErrors of the log pass through, for the
-dispatcher to translate. Uncommitted records survive a change of role; only a leader's response truncates a
-log (R4).
+All methods are synchronous. An operation that the role does not allow raises NotLeaderOrFollowerError or has
+no effect. Other refusals are BrokerErrors with the code for the client. StorageErrors of the log pass
+through, for the dispatcher to translate. Uncommitted records survive a change of role; only a leader's
+response truncates a log (R4).
 """
 
 # Long because one object is the interface of a partition to clients, followers and the leader. The
@@ -113,12 +113,11 @@ class Observer(Protocol):
     """Receives the events of a partition."""
 
     def on_appended(self, last_offset: int, size_bytes: int, high_watermark: int) -> None:
-        """Notify readers and schedule a sync. Called after every append that is not a duplicate."""
+        """Notify readers and schedule a sync. Called after every append as leader that is not a duplicate."""
         ...
 
     def on_high_watermark_moved(self) -> None:
-        """Notify readers. Called if ``propose_isr`` moved the high watermark; other operations return whether
-        they moved it."""
+        """Notify readers. Called only if ``propose_isr`` moved the high watermark."""
         ...
 
 
@@ -260,11 +259,10 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """The last stable offset (exclusive), up to which read_committed consumers can read (R33): the first
-        offset of the oldest transaction that is open or whose marker is not committed, or else the high
-        watermark.
+        """The last stable offset (exclusive), up to which read_committed consumers can read (R33).
 
-        May read headers; raises the log's StorageErrors.
+        This is the lowest of the high watermark and the first offsets of all transactions that are open or
+        whose marker is not committed. May read headers; raises the log's StorageErrors.
         """
         return self.log.last_stable_offset(self.high_watermark)
 
@@ -274,8 +272,8 @@ class Partition:
 
     @property
     def low_watermark(self) -> int:
-        """The offset below which no in-sync replica has records, so that records below it stay deleted
-        whichever replica leads next; -1 if an in-sync replica has not fetched yet. The log start if this
+        """The offset below which no in-sync replica has records. Records below it stay deleted, whichever
+        in-sync replica leads next. -1 if an in-sync replica has not fetched yet. The log start if this
         replica does not lead."""
         start = self.log.log_start_offset
         return start if self._leader is None else self._leader.low_watermark(start)
@@ -292,7 +290,7 @@ class Partition:
 
     def become_leader(self, state: PartitionState, *, now_ms: int = 0, known_high_watermark: int = 0) -> bool:
         """Lead in the epoch of ``state``. If this replica leads in that epoch already, only apply the in-sync
-        set of ``state``, unless ``state`` is older than the current one.
+        set and the added replicas of ``state``, unless ``state`` is older than the current one.
 
         ``known_high_watermark`` is the high watermark in the metadata. A log that ends below that high
         watermark has lost committed records, and goes offline as damaged (R48). Otherwise the leader begins
@@ -301,7 +299,14 @@ class Partition:
         assert state.leader == self._broker_id, f"{self.key} is led by {state.leader}"
         leader = self._leader
         if leader is not None and leader.leader_epoch == state.leader_epoch:
-            moved = leader.take_state(state.partition_epoch, state.isr, has_eligible=bool(state.elr))
+            moved = leader.take_state(
+                state.partition_epoch,
+                state.isr,
+                has_eligible=bool(state.elr),
+                added=state.replicas,
+                leader_end_offset=self.log.log_end_offset,
+                now_ms=now_ms,
+            )
             self.partition_epoch = leader.partition_epoch
             return moved
         return self._begin_leading(state, now_ms, known_high_watermark)
@@ -354,9 +359,9 @@ class Partition:
         """Follow ``state.leader``, or wait for a leader if it is -1. Uncommitted records stay until the new
         leader's response shows where the logs diverge (R4).
 
-        ``known_high_watermark`` is the high watermark in the metadata. This replica does not truncate below
-        its own high watermark and, if it is in the ISR or ELR, not below ``known_high_watermark``, except
-        after an unclean election (R49).
+        ``known_high_watermark`` is the high watermark in the metadata. If the logs diverge, this replica does
+        not truncate below its own high watermark and, if it is in the ISR or ELR, not below
+        ``known_high_watermark``, except after an unclean election (R49).
         """
         assert state.leader != self._broker_id, f"{self.key} is led here"
         follower = self._follower
@@ -364,7 +369,9 @@ class Partition:
             state.leader_epoch,
             state.leader,
         ):
-            self.partition_epoch = max(self.partition_epoch, state.partition_epoch)
+            if state.partition_epoch >= self.partition_epoch:
+                self.partition_epoch = state.partition_epoch
+                follower.is_in_sync = self._broker_id in state.isr
             return
         assert state.leader_epoch >= self.leader_epoch, f"{self.key}: {state} is outdated"
         high_watermark = self.high_watermark
@@ -381,11 +388,12 @@ class Partition:
             version=self._version,
             committed_floor=self.committed_floor(state, known_high_watermark),
             loss_epoch=state.loss_epoch,
+            is_in_sync=self._broker_id in state.isr,
         )
 
     def committed_floor(self, state: PartitionState, known_high_watermark: int) -> int:
         """Return the exclusive end of the records in this log that are committed according to the metadata
-        (R49)."""
+        (R49). Return 0 if this replica is in neither the ISR nor the ELR."""
         is_member = self._broker_id in state.isr or self._broker_id in state.elr
         return min(known_high_watermark, self.log.log_end_offset) if is_member else 0
 
@@ -395,7 +403,7 @@ class Partition:
         return self.high_watermark if self._follower is None else self._follower.committed_end
 
     def resign(self) -> None:
-        """Give up the role. Every later request is refused with NOT_LEADER_OR_FOLLOWER."""
+        """Give up the role. Until the next role, requests are refused with NOT_LEADER_OR_FOLLOWER."""
         self._resigned_high_watermark = self.high_watermark
         self._version = 1 + (self._version if self._follower is None else self._follower.version)
         self._leader = self._follower = None
@@ -406,7 +414,11 @@ class Partition:
         Raises NotLeaderOrFollowerError, FencedLeaderEpochError (the request's epoch is older),
         UnknownLeaderEpochError (it is newer, and this broker has not replayed it yet).
         """
-        leader_epoch = self._leading().leader_epoch
+        self._leading()
+        self._check_epoch(current_leader_epoch)
+
+    def _check_epoch(self, current_leader_epoch: int) -> None:
+        leader_epoch = self.leader_epoch
         if current_leader_epoch in (leader_epoch, NO_EPOCH):
             return
         kind = FencedLeaderEpochError if current_leader_epoch < leader_epoch else UnknownLeaderEpochError
@@ -418,8 +430,8 @@ class Partition:
         return self._leader
 
     def on_synced(self) -> bool:
-        """Count the log's synced end, which may have moved, as this replica's progress. Returns whether the
-        high watermark moved."""
+        """Record the log's synced end (the log end with durability=page-cache) as the leader's own progress.
+        Returns whether the high watermark moved."""
         if self._leader is None:
             return False
         log = self.log
@@ -436,11 +448,13 @@ class Partition:
         acks: int = _ACKS_ALL,
         is_verified: bool = False,
     ) -> Appended:
-        """Append one batch from a client; offset and leader epoch are stamped into ``batch`` itself.
+        """Append one batch from a client. The offset, the leader epoch and, with LogAppendTime, the timestamp
+        are written into ``batch`` itself.
 
-        ``header`` is the result of ``records.header.check`` for the batch, ``now_ms`` the wall clock.
-        With ``durability=fsync`` the high watermark follows after the sync (``on_synced``), otherwise
-        at once. ``is_verified``: the coordinator has added this partition to the batch's transaction
+        ``header`` is the result of ``records.header.check`` for the batch, ``now_ms`` the wall clock. With
+        ``durability=fsync``, the batch counts as this replica's progress after the sync (``on_synced``),
+        otherwise at once. A batch that its producer repeats is not appended again (R28).
+        ``is_verified``: the coordinator has added this partition to the batch's transaction
         (R31). Raises InvalidTopicError (an internal topic), NotLeaderOrFollowerError, KafkaStorageError
         (log offline), MessageTooLargeError, InvalidRecordError, InvalidTimestampError,
         NotEnoughReplicasError (acks=all, R6), for idempotent producers the errors of
@@ -537,7 +551,7 @@ class Partition:
         return appended
 
     def _appended_before(self, batch: SequencedBatch) -> Appended:
-        """Return the offsets of a repeated batch (R28). Like any batch, it is acknowledged once committed."""
+        """Return the offsets of a repeated batch (R28)."""
         time_ms = NO_TIMESTAMP if self._is_create_time else batch.max_timestamp_ms
         return Appended(
             batch.base_offset, batch.last_offset, time_ms, self.log.log_end_offset, is_duplicate=True
@@ -563,8 +577,8 @@ class Partition:
         )
 
     def _check_attributes(self, header: BatchHeader, acks: int, is_verified: bool) -> None:
-        """Raise a BrokerError for attributes that clients may not set, and for a transactional batch whose
-        transaction has not been verified."""
+        """Raise a BrokerError for attributes that clients may not set, and for a transactional batch that has
+        no producer, has acks other than all, or whose transaction has not been verified."""
         if header.is_control:
             raise InvalidRecordError(f"clients can't write control batches: {header}")
         if header.attributes & TIMESTAMP_TYPE_BIT:
@@ -592,8 +606,11 @@ class Partition:
         )
 
     def needs_verification(self, header: BatchHeader) -> bool:
-        """Whether the coordinator must add this partition to the batch's transaction before it is appended,
-        because the batch would be the transaction's first one here (R31). Raises NotLeaderOrFollowerError."""
+        """Whether the coordinator must add this partition to the batch's transaction before the batch is
+        appended, because the batch would be the transaction's first one here (R31).
+
+        Raises NotLeaderOrFollowerError.
+        """
         self._leading()
         if not header.is_transactional or header.is_control or header.producer_id < 0:
             return False
@@ -617,7 +634,8 @@ class Partition:
         If ``is_committed_only``, return only batches below the last stable offset, so that every
         transaction's outcome is known; ``aborted_between`` returns the aborted transactions. The result is
         empty if no batch is readable there yet. The first batch is returned whole even if it alone has more
-        than ``max_bytes``. Raises OffsetOutOfRangeError, NotLeaderOrFollowerError, OffsetNotAvailableError.
+        than ``max_bytes``. Raises OffsetOutOfRangeError, NotLeaderOrFollowerError, OffsetNotAvailableError,
+        and the log's StorageErrors.
         """
         leader = self._leader or self._leading()
         log = self.log
@@ -631,12 +649,13 @@ class Partition:
 
     def check_again(self, offset: int, max_bytes: int) -> None:
         """Check the CRCs of the batches that a read from ``offset`` returns, because a reader may have found
-        one of them damaged (R43). Raises the errors of ``read``."""
+        one of them damaged (R43). Raises OffsetOutOfRangeError and the log's StorageErrors."""
         log = self.log
         log.check_again(log.read(offset, max_bytes=max_bytes, up_to=log.log_end_offset))
 
     def readable_end(self, offset: int, is_committed_only: bool = False) -> int:
-        """Return the exclusive end of a ``read`` from ``offset`` on. Raises the same errors as ``read``."""
+        """Return the exclusive end of the offsets that ``read`` can return from ``offset`` on. Raises the
+        same errors as ``read``."""
         leader = self._leader or self._leading()
         log = self.log
         if offset > log.log_end_offset and not leader.is_settled:
@@ -649,8 +668,8 @@ class Partition:
         return end
 
     def _settled_end(self, is_committed_only: bool) -> int:
-        """Return the exclusive end of the readable offsets. Raises OffsetNotAvailableError while it may move
-        back (R10)."""
+        """Return the exclusive end of the readable offsets. Raises OffsetNotAvailableError while that end may
+        be lower than the previous leader's (R10)."""
         leader = self._leading()
         if not leader.is_settled:
             raise self._unsettled()
@@ -661,6 +680,17 @@ class Partition:
         return OffsetNotAvailableError(
             f"{self.key}: the new leader does not know yet what is on all in-sync replicas"
         )
+
+    def near_replica(self, offset: int, is_near: Callable[[int], bool]) -> int | None:
+        """Return the follower from which a consumer should read ``offset`` (R66, KIP-392), or None.
+
+        It is the most caught-up one for which ``is_near`` returns True: whether a node is live and in the
+        consumer's rack. None also for an offset that cannot be read, and if this replica does not lead.
+        """
+        leader = self._leader
+        if leader is None or not self.log.log_start_offset <= offset <= leader.high_watermark:
+            return None
+        return leader.near_replica(offset, is_near)
 
     def aborted_between(self, first: int, end: int) -> list[tuple[int, int]]:
         """Return (producer id, first offset) of the aborted transactions that overlap [first, end)."""
@@ -676,7 +706,7 @@ class Partition:
         ``is_committed_only``.
 
         Raises InvalidRequestError for a bad range, OffsetOutOfRangeError if the range begins above the
-        readable end, NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
+        readable end, NotLeaderOrFollowerError, OffsetNotAvailableError (R10), and the log's StorageErrors.
         """
         self._leading()
         if not 0 <= start_offset <= end_offset:
@@ -689,10 +719,11 @@ class Partition:
     def list_offset(self, timestamp_ms: int, is_committed_only: bool = False) -> OffsetAndTimestamp:
         """Return the offset for a timestamp, or for EARLIEST, LATEST, MAX_TIMESTAMP; see ``ListedOffset``.
 
-        With ``is_committed_only`` the readable part ends at the last stable offset. Returns NO_OFFSET
-        if every readable record is older. Raises InvalidRequestError for another negative number,
-        NotLeaderOrFollowerError, OffsetNotAvailableError (R10), and KafkaStorageError if the log is damaged
-        and the offset would be its sound end or above: its end is unknown (R24).
+        With ``is_committed_only``, the readable part ends at the last stable offset. Returns NO_OFFSET if
+        every readable record is older than the timestamp or, with MAX_TIMESTAMP, if the record with the
+        largest timestamp is not readable. Raises InvalidRequestError for another negative number,
+        NotLeaderOrFollowerError, OffsetNotAvailableError (R10), KafkaStorageError if the log is damaged and
+        the result depends on the unknown part above its sound end (R24), and the log's StorageErrors.
         """
         epoch = self._leading().leader_epoch
         log = self.log
@@ -766,7 +797,7 @@ class Partition:
         A diverging or refused fetch does not count. Raises LogOfflineError instead of a divergence if this
         log is offline: its epochs may be damaged. Raises NotLeaderOrFollowerError (also for a broker
         without a replica), FencedLeaderEpochError, UnknownLeaderEpochError, StaleBrokerEpochError (an earlier
-        incarnation of the broker), OffsetOutOfRangeError (the follower ends before this log starts).
+        incarnation of the broker), OffsetOutOfRangeError (the follower's log end is outside this log).
         """
         leader = self._leading()
         if leader_epoch != leader.leader_epoch:
@@ -801,7 +832,7 @@ class Partition:
         return ReplicaFetchResult(None, moved, may_join)
 
     def forget_follower(self, replica_id: int) -> None:
-        """Discard the progress of a follower that stops or opens a new session, until it fetches again."""
+        """Discard the progress of a follower that stops or opens a new session."""
         if self._leader is not None:
             self._leader.forget_follower(replica_id)
 
@@ -854,6 +885,44 @@ class Partition:
 
     # --- following -------------------------------------------------------------------------------------
 
+    def check_serves_near(self, current_leader_epoch: int) -> None:
+        """Raise an error unless consumers may read from this follower (R65); NO_EPOCH accepts any epoch.
+
+        Raises NotLeaderOrFollowerError if it does not follow a leader or is not in sync, KafkaStorageError if
+        the log is offline, FencedLeaderEpochError, UnknownLeaderEpochError, and OffsetNotAvailableError until
+        the leader has compared the logs in this epoch.
+        """
+        follower = self._following()
+        self._check_epoch(current_leader_epoch)
+        if not follower.is_in_sync or follower.leader_id < 0:
+            raise NotLeaderOrFollowerError(f"broker {self._broker_id} is not in sync for {self.key}")
+        if not follower.may_serve():
+            raise OffsetNotAvailableError(f"{self.key}: this follower was not compared with its leader yet")
+
+    def read_as_follower(self, offset: int, max_bytes: int, is_committed_only: bool = False) -> Slice:
+        """Return whole batches as ``read`` does, below the high watermark that this follower knows (R65).
+
+        Call ``check_serves_near`` before. Raises the same errors as ``readable_end_as_follower``.
+        """
+        end = self.readable_end_as_follower(offset, is_committed_only)
+        return self.log.read(offset, max_bytes=max_bytes, up_to=end)
+
+    def readable_end_as_follower(self, offset: int, is_committed_only: bool = False) -> int:
+        """Return the exclusive end of the offsets that ``read_as_follower`` can return from ``offset`` on.
+
+        Raises OffsetNotAvailableError if ``offset`` is in the log, but this follower does not know it to be
+        committed, OffsetOutOfRangeError if it is outside this log (the leader's may have it), and the
+        errors of ``check_serves_near`` and of the log.
+        """
+        end = self._following().readable_end()
+        log = self.log
+        if end < offset <= log.log_end_offset:
+            raise OffsetNotAvailableError(
+                f"{self.key}: this follower knows records below {end} to be committed, not {offset}"
+            )
+        log.read(offset, max_bytes=0, up_to=offset)  # reads nothing, but raises for an offset out of range
+        return log.last_stable_offset(end) if is_committed_only else end
+
     def fetch_position(self) -> FetchPosition:
         """Return the position to report in the next fetch, and to pass to ``on_fetched`` with its
         response.
@@ -870,8 +939,8 @@ class Partition:
         return self._follower
 
     def waits_for_disk(self, response: ReplicaFetchedPartition, batches: memoryview) -> bool:
-        """Whether ``on_fetched`` will sync before it returns, because the response truncates the log or moves
-        its start."""
+        """Whether ``on_fetched`` may sync before it returns, because the response may truncate the log or
+        move its start."""
         return self._follower is not None and self._follower.waits_for_disk(response, batches)
 
     def on_fetched(
@@ -882,12 +951,12 @@ class Partition:
         now_ms: int,
         asked: FetchPosition | None = None,
     ) -> FollowerStep:
-        """Apply the leader's response: append its batches as they are (R1), or truncate (R4).
+        """Apply the leader's response: append its batches (R1), or truncate or empty the log (R4).
 
         ``asked`` is the position that the fetch reported; if this replica has changed since, the response is
         ignored (R3). A truncation is durable on return. ``now_ms`` is the wall clock. Raises the BrokerError
-        of the response's error code, CorruptBatchError for bytes damaged on the way, and the log's
-        StorageErrors; the caller fetches again later.
+        of the response's error code, KafkaStorageError if the log is offline, ShortLeaderError if the leader
+        lacks committed records (R49), CorruptBatchError for invalid batches, and the log's StorageErrors.
         """
         follower = self._follower
         if follower is None or (asked is not None and not follower.accepts(asked.leader_epoch, asked)):

@@ -1,5 +1,6 @@
-"""Authentication and authorisation: pure state machines and decisions, below every protocol.
+"""Authentication and authorisation, without I/O.
 
-``acls`` decides who may do what, ``scram`` proves who a client is, and ``required`` names the permission that
-each request needs. ``principal_mapping`` derives a principal from a certificate.
+``acls`` decides who may do what, and ``required`` names the permissions that each request needs. ``sasl`` has
+the logins of a connection, with the mechanisms in ``scram``, ``plain`` and ``oauth``. ``principal_mapping``
+derives a principal from a certificate.
 """

@@ -1,31 +1,37 @@
 """Access control lists: who may perform which operation on which resource (S9).
 
-A rule, an ``AclBinding``, allows or denies one principal, from one host, one operation on the resources that
-its pattern covers. The semantics are those of Kafka's StandardAuthorizer:
+A rule, an ``AclBinding``, allows or denies an operation on the resources that its pattern covers. It applies
+to one principal or to every user, and to one host or to any. The semantics are those of Kafka's
+StandardAuthorizer:
 
-- A request is refused unless a rule allows it (deny by default).
+- A request is refused unless a rule allows it. ``allows_without_rules`` changes this for resources that no
+  rule covers.
 - A rule that denies takes precedence over every rule that allows.
-- Read, Write, Delete and Alter also allow Describe; AlterConfigs also allows DescribeConfigs. Rules that deny
-  imply nothing.
+- A rule that allows Read, Write, Delete or Alter also allows Describe, and one that allows AlterConfigs also
+  allows DescribeConfigs. A rule that denies one operation denies no other.
+- A rule for All is a rule for every operation.
 - A super user may do everything; no rule applies to it.
 
-A decision looks up the literal name, the wildcard ``*`` and each length of a prefix in use, so its cost does
-not depend on the number of rules.
+A decision about one resource looks up its name, the wildcard ``*`` and, for each length that a prefix in a
+rule has, the beginning of the name with this length. So its cost does not depend on the number of rules.
 """
 
 from __future__ import annotations
 
 import enum
+import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kafkalite.errors import InvalidRequestError
+from kafkalite.model import topic_name_problem
 
 WILDCARD: Final = "*"  #: as the name of a literal pattern, as a host, and in ANY_USER
 USER_PREFIX: Final = "User:"
 ANY_USER: Final = "User:*"
 ANONYMOUS: Final = "User:ANONYMOUS"  #: a client without a certificate and without a login
+RESERVED: Final = frozenset({ANY_USER, ANONYMOUS})  #: principals that no login and no certificate proves
 CLUSTER_NAME: Final = "kafka-cluster"  #: the name of the only resource of type CLUSTER
 MAX_NAME_BYTES: Final = 1_024  #: of a resource name, principal or host in a rule, in UTF-8
 _MAX_CACHED: Final = 10_000  # decisions; clients choose hosts and names, so the cache must be bounded
@@ -58,7 +64,7 @@ class ResourceType(enum.IntEnum):
 
 
 class PatternType(enum.IntEnum):
-    """How the name of a rule selects resources, with Kafka's numbers."""
+    """Whether the name in a rule is a whole resource name or a prefix. The numbers are Kafka's."""
 
     LITERAL = 3  #: the resource with this name; the name ``*`` selects all
     PREFIXED = 4  #: the resources whose names begin with this name
@@ -112,6 +118,10 @@ IMPLIED: Final[dict[Operation, frozenset[Operation]]] = {
 }
 
 
+#: Prefixes that are no topic names, but with which names can begin.
+_DOT_PREFIXES: Final = frozenset({(PatternType.PREFIXED, "."), (PatternType.PREFIXED, "..")})
+
+
 class AclBinding(NamedTuple):
     """One rule. Two rules are the same if all their fields are equal."""
 
@@ -161,7 +171,7 @@ class Verdict(NamedTuple):
 
 
 class _Masks:
-    """The operations that rules of one pattern, principal and host allow and deny, as sets of bits."""
+    """The operations that the rules with one pattern, principal and host allow and deny, as sets of bits."""
 
     __slots__ = ("allowed", "denied")
 
@@ -180,7 +190,7 @@ _Who = tuple[str, str]  # principal, host
 
 
 class Authorizer:
-    """Decides requests by the rules that it holds. A change of the rules takes effect at once."""
+    """Decides by its rules who may do what. A change of the rules takes effect at once."""
 
     def __init__(
         self,
@@ -214,7 +224,7 @@ class Authorizer:
     def update(self, *, added: Iterable[AclBinding] = (), removed: Iterable[AclBinding] = ()) -> None:
         """Remove and then add rules, and forget the cached decisions.
 
-        Adding a rule that is present and removing one that is not have no effect.
+        It has no effect to add a rule that is present, or to remove a rule that is absent.
         """
         changed: set[tuple[_Pattern, _Who]] = set()
         for rule in removed:
@@ -255,26 +265,26 @@ class Authorizer:
     def allows(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> bool:
         """Whether ``principal`` at the IP address ``host`` may perform ``operation`` on the resource.
 
-        The name WILDCARD stands for all resources of the type: a rule that denies the operation on any of
-        them denies it.
+        The name WILDCARD stands for all resources of the type. The result is then False if a rule denies the
+        operation on any of them.
         """
-        if principal in self._super_users:
-            return True
-        if len(name) > MAX_NAME_BYTES:  # clients choose names, and the cache is bounded by their number only
-            return bool(self._allowed(principal, host, resource_type, name) >> operation & 1)
         key = (principal, host, resource_type, name)
         allowed = self._cache.get(key)
         if allowed is None:
-            if len(self._cache) >= _MAX_CACHED:
-                self._cache.clear()
-            allowed = self._cache[key] = self._allowed(principal, host, resource_type, name)
-        return bool(allowed >> operation & 1)
+            if principal in self._super_users:
+                return True
+            allowed = self._allowed(principal, host, resource_type, name)
+            if len(name) <= MAX_NAME_BYTES:  # clients choose names, and only the number of entries is bounded
+                if len(self._cache) >= _MAX_CACHED:
+                    self._cache.clear()
+                self._cache[key] = allowed
+        return allowed >> operation & 1 == 1
 
     def allows_on_any(self, principal: str, host: str, operation: int, resource_type: int) -> bool:
         """Whether ``principal`` may perform ``operation`` on at least one resource of this type (KIP-679).
 
-        A rule that allows counts unless rules deny the operation on every resource that it covers. Its cost
-        grows with the number of patterns.
+        A rule that allows is ignored if a rule denies the operation on every resource that the former covers.
+        The cost grows with the number of patterns.
         """
         if principal in self._super_users:
             return True
@@ -302,7 +312,7 @@ class Authorizer:
         )
 
     def explain(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> Verdict:
-        """Return the decision that ``allows`` makes, with the rule that decided."""
+        """Return the decision that ``allows`` makes, with the reason and the rule that decided, if any."""
         if principal in self._super_users:
             return Verdict(True, f"{principal} is a super user", None)
         found = [
@@ -346,13 +356,13 @@ class Authorizer:
         return allowed & ~denied
 
     def _touching(self, resource_type: int, name: str) -> list[_Pattern]:
-        """Return the patterns with rules that cover the resource; for WILDCARD, those that cover any."""
+        """Return the patterns of rules that cover the resource; for WILDCARD, all patterns of the type."""
         if name != WILDCARD:
             return self._patterns(resource_type, name)
         return [pattern for pattern in self._masks if pattern[0] == resource_type]
 
     def _patterns(self, resource_type: int, name: str) -> list[_Pattern]:
-        """Return the patterns with rules that cover the resource."""
+        """Return the patterns of rules that cover the resource."""
         patterns = [
             (resource_type, int(PatternType.LITERAL), name),
             (resource_type, int(PatternType.LITERAL), WILDCARD),
@@ -371,9 +381,9 @@ def label(value: Operation | ResourceType | Permission | PatternType) -> str:
 
 
 def refusal_of(principal: str, operation: Operation, resource_type: ResourceType, name: str) -> str:
-    """Return the sentence for a client that no rule allows an operation, with the remedy.
+    """Return the error message for an operation that is not allowed, with a command that allows it.
 
-    A name that is too long for a rule is cut.
+    A name is cut to MAX_NAME_BYTES characters.
     """
     name = name[:MAX_NAME_BYTES]
     option = resource_type.name.lower().replace("_", "-")
@@ -405,16 +415,47 @@ def check_binding(binding: AclBinding) -> None:
             f"the only resource of type Cluster is {CLUSTER_NAME!r}, literal; the ACL names {binding.name!r}"
         )
     check_principal(binding.principal)
-    for what, text in (("resource name", binding.name), ("host", binding.host)):
-        if not _is_name(text):
-            raise InvalidRequestError(
-                f"the {what} of an ACL has 1 to {MAX_NAME_BYTES} bytes of printable characters;"
-                f" it is {text[:80]!r}"
-            )
+    if not _is_name(binding.name):
+        raise InvalidRequestError(
+            f"the resource name of an ACL has 1 to {MAX_NAME_BYTES} bytes of printable characters;"
+            f" it is {binding.name[:80]!r}"
+        )
+    if resource_type is ResourceType.TOPIC and binding[1:3] != (PatternType.LITERAL, WILDCARD):
+        problem = topic_name_problem(binding.name)
+        if problem is not None and binding[1:3] not in _DOT_PREFIXES:
+            raise InvalidRequestError(f"the ACL covers no topic: {problem}"[:400])
+    _check_host(binding.host)
+
+
+def _check_host(host: str) -> None:
+    """Raise InvalidRequestError unless ``host`` is WILDCARD or an IP address as brokers write it.
+
+    Rules are compared as text, so a network, a name, or another spelling of an address would never apply.
+    """
+    if host == WILDCARD:
+        return
+    try:
+        address = ipaddress.ip_address(host)
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        spelling = str(address if mapped is None else mapped).partition("%")[0]
+    except ValueError:
+        raise InvalidRequestError(
+            f"the host of an ACL is '*' or one IP address, not a name or a network; it is {host[:80]!r}"
+        ) from None
+    if spelling != host:
+        raise InvalidRequestError(f"write the host {host[:80]!r} of an ACL as {spelling!r}")
+
+
+def super_users_of(text: str) -> tuple[str, ...]:
+    """Return the principals in ``text``, a value of ``super.users``. Semicolons separate them."""
+    return tuple(each.strip() for each in text.split(";") if each.strip())
 
 
 def check_principal(principal: str) -> None:
-    """Raise InvalidRequestError unless ``principal`` is ``User:`` and a name of printable characters."""
+    """Raise InvalidRequestError unless ``principal`` is ``User:`` and a name.
+
+    A name has 1 to MAX_NAME_BYTES bytes of printable characters.
+    """
     if not principal.startswith(USER_PREFIX) or not _is_name(principal.removeprefix(USER_PREFIX)):
         raise InvalidRequestError(f"a principal is 'User:' and a name; it is {principal[:80]!r}")
 

@@ -4,7 +4,8 @@
 
     authorisation identity NUL user name NUL password
 
-It needs TLS. The comparison costs PBKDF2, on purpose, so a broker does it beside its event loop.
+Without TLS, everybody on the network path can read the password. The comparison computes PBKDF2, which is
+slow on purpose, so a broker does it in another thread than that of its event loop.
 """
 
 # Tests: tests/security/test_logins.py
@@ -12,7 +13,7 @@ It needs TLS. The comparison costs PBKDF2, on purpose, so a broker does it besid
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kafkalite.errors import IllegalSaslStateError, InvalidRequestError, SaslAuthenticationFailedError
@@ -22,14 +23,19 @@ MAX_MESSAGE_BYTES: Final = 4_096
 
 
 class PlainServer:
-    """The server's end of one login. ``find`` is that of ScramServer; a user may have either mechanism."""
+    """The server's end of one login.
+
+    ``find(username)`` returns, for each SCRAM mechanism, the user's credential and True, or a decoy and
+    False. The password is compared with all of them, so that the time does not show which users exist.
+    """
 
     is_slow: Final = True
     lifetime_ms: Final = None
 
-    def __init__(self, find: Callable[[str], tuple[Credential, bool]]) -> None:
+    def __init__(self, find: Callable[[str], Sequence[tuple[Credential, bool]]]) -> None:
         self._find = find
         self._is_over = False
+        self.claimed: str | None = None
         self.username: str | None = None  #: the user, once the login is complete
 
     def __repr__(self) -> str:
@@ -44,21 +50,33 @@ class PlainServer:
             raise IllegalSaslStateError("the login is over; begin another one")
         self._is_over = True
         username, password = _parse(message)
-        credential, is_known = self._find(username)
-        mechanism = Mechanism(credential.mechanism)
-        try:
-            salted = salted_password(mechanism, password, credential.salt, credential.iterations)
-        except InvalidRequestError as error:
-            raise SaslAuthenticationFailedError(error.message) from None
-        given = credential_of(mechanism, salted, credential.salt, credential.iterations)
-        if not (hmac.compare_digest(given.stored_key, credential.stored_key) and is_known):
+        self.claimed = username
+        matches = [_is_of(credential, password) and is_known for credential, is_known in self._find(username)]
+        if not any(matches):
             raise SaslAuthenticationFailedError(REFUSAL)
         self.username = username
         return b""
 
 
+def _is_of(credential: Credential, password: str) -> bool:
+    """Whether the credential is that of the password.
+
+    Raises SaslAuthenticationFailedError if SASLprep refuses the password.
+    """
+    mechanism = Mechanism(credential.mechanism)
+    try:
+        salted = salted_password(mechanism, password, credential.salt, credential.iterations)
+    except InvalidRequestError as error:
+        raise SaslAuthenticationFailedError(error.message) from None
+    given = credential_of(mechanism, salted, credential.salt, credential.iterations)
+    return hmac.compare_digest(given.stored_key, credential.stored_key)
+
+
 def _parse(message: bytes) -> tuple[str, str]:
-    """Return user name and password. No error shows any part of the message (S19)."""
+    """Return user name and password.
+
+    Raises SaslAuthenticationFailedError, without showing any part of the message (S19).
+    """
     if len(message) > MAX_MESSAGE_BYTES:
         raise SaslAuthenticationFailedError(f"a message of PLAIN has at most {MAX_MESSAGE_BYTES} bytes")
     try:
@@ -91,4 +109,4 @@ class PlainClient:
         return f"\0{self._username}\0{self._password}".encode()
 
     def receive(self, _message: bytes) -> None:
-        """Return None: the server has accepted the login."""
+        """Return None, because any message of the server means that it has accepted the login."""

@@ -1,12 +1,13 @@
-"""Derives a client's principal from its certificate's name by ``ssl.principal.mapping.rules``. Pure.
+"""Derives a client's principal from the name in its certificate by ``ssl.principal.mapping.rules``.
 
 The rules are Kafka's (KIP-371), separated by commas::
 
     RULE:^CN=(.*?),OU=Apps.*$/$1/L,RULE:^CN=(.*?),.*$/$1@other/,DEFAULT
 
 The first rule whose pattern matches the whole distinguished name decides. ``$1`` is the first group of the
-pattern, ``L`` and ``U`` change the result to lower and upper case, and DEFAULT is the name itself. The name
-is written as in RFC 2253, the most specific part first. A backslash before ``/`` or ``$`` makes it literal.
+pattern, and ``L`` and ``U`` change the result to lower and upper case. DEFAULT matches every name and returns
+it unchanged. The name is written as in RFC 2253, the most specific part first. A backslash before ``/`` or
+``$`` makes it literal.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from functools import lru_cache
 from typing import Final
 
 from kafkalite.errors import ConfigError
-from kafkalite.security.acls import ANONYMOUS, USER_PREFIX
+from kafkalite.security.acls import ANONYMOUS, RESERVED, USER_PREFIX
 
 KEY: Final = "ssl.principal.mapping.rules"
 DEFAULT_RULES: Final = "DEFAULT"
@@ -51,17 +52,19 @@ class PrincipalMapping:
         self._rules = _parse(rules)
 
     def principal(self, subject: str | None) -> str | None:
-        """Return the principal of a client whose certificate has ``subject``, such as ``User:alice``.
+        """Return the principal, such as ``User:alice``, of a client whose certificate has ``subject``.
 
-        Without a certificate it is ANONYMOUS. None means that no rule applies, or that the first that does
-        yields an empty name: refuse the client.
+        Return ANONYMOUS if ``subject`` is None: the client has no certificate. Return None if the client must
+        be refused, because no rule matches, or the first matching rule yields an empty name or a RESERVED
+        principal.
         """
         if subject is None:
             return ANONYMOUS
         for rule in self._rules:
             name = rule.apply(subject)
             if name is not None:
-                return f"{USER_PREFIX}{name}" if name else None
+                principal = f"{USER_PREFIX}{name}"
+                return principal if name and principal not in RESERVED else None
         return None
 
 

@@ -1,17 +1,17 @@
 """The permissions that each request needs, in one table (S9). ``docs/authorization.md`` shows it.
 
-A request is allowed if every resource that it names is allowed; Produce, Fetch and Metadata get an error for
-each topic that is not. Lists that a request asks for without naming their items are allowed to everybody, and
-contain only what the client may describe. An API without an entry is refused. The table is about requests as
-messages, so it holds for every protocol that leads to them.
+A request is refused as a whole if the client lacks one of the permissions that it needs. There is one
+exception: if a topic in Produce, Fetch or Metadata is not allowed, the response has an error for that topic
+only. Lists in some responses, such as that of all groups, omit the items that the client may not describe. A
+request of an API without an entry is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.api import ApiKey
@@ -21,6 +21,12 @@ from kafkalite.security.acls import CLUSTER_NAME, WILDCARD, Operation, ResourceT
 TOPIC, GROUP, USER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.USER
 CLUSTER, TRANSACTIONAL_ID = ResourceType.CLUSTER, ResourceType.TRANSACTIONAL_ID
 _Op = Operation
+#: The number of names that are decided before other connections are served: about two ms (S24).
+NAMES_PER_TURN: Final = 500
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]
+"""Returns a T after steps of at most NAMES_PER_TURN names. Most requests take one."""
 
 #: The error of a request that is not allowed, by the type of the first resource that is refused.
 ERRORS: Final[Mapping[ResourceType, ErrorCode]] = MappingProxyType(
@@ -53,14 +59,15 @@ class Need(NamedTuple):
     where: str  #: of the names, for people
     #: Suffices instead: an operation on the cluster, or on any resource of another type.
     otherwise: tuple[Operation, ResourceType] | None = None
-    #: The handler decides it for each name with ``Client.check``, and refuses only the items that are denied.
+    #: The handler decides it for all names, with ``Client.refusals``, and refuses only the denied items.
     is_each: bool = False
 
 
 class Listed(NamedTuple):
     """A list in a response, from which the items are removed that the client may not describe.
 
-    It stays as it is if the request's field ``unless`` is not None: the request named the items.
+    The list is not changed if the field of the request that ``unless`` names is not None: then the request
+    has named the items.
     """
 
     resource_type: ResourceType
@@ -69,11 +76,16 @@ class Listed(NamedTuple):
     unless: str = ""
 
 
-class Requirement(NamedTuple):
-    """What one API needs. Without needs and lists, everybody may send it."""
+class Requirement:
+    """The permissions that a request of one API needs, and the lists of its response that are pruned."""
 
-    needs: tuple[Need, ...] = ()
-    lists: tuple[Listed, ...] = ()
+    __slots__ = ("lists", "needs", "of_whole")
+
+    def __init__(self, needs: tuple[Need, ...] = (), lists: tuple[Listed, ...] = ()) -> None:
+        self.needs = needs
+        self.lists = lists
+        #: Those that refuse the whole request.
+        self.of_whole = tuple(need for need in needs if not need.is_each)
 
 
 class Denial(NamedTuple):
@@ -84,27 +96,45 @@ class Denial(NamedTuple):
     name: str
 
 
-def denials(key: int, message: Any, access: Access, *, is_whole: bool = False) -> list[Denial] | None:
-    """Return what ``message`` needs and is not allowed, in the order of the table; empty if it is allowed.
+def is_decided_by_item(key: int, message: Any) -> bool:
+    """Whether only the handler decides, for each item: the request needs nothing as a whole, and nothing is
+    pruned from its response. That holds for most Produce and Fetch requests.
+    """
+    requirement = REQUIRED.get(key)
+    if requirement is None or requirement.lists:
+        return False
+    for need in requirement.of_whole:  # noqa: SIM110 - all() takes longer, for each request
+        if need.names(message) != ():
+            return False
+    return True
 
-    If ``is_whole``, leave out the needs that the handler decides for each name. Return None if the API has no
-    entry. Such a request must be refused, too.
+
+def denials(key: int, message: Any, access: Access, *, is_whole: bool = False) -> Steps[list[Denial] | None]:
+    """Return the operations that ``message`` needs and ``access`` does not allow, in the order of the table.
+
+    If ``is_whole``, omit the needs with ``is_each``, which the handler checks. Return None if the API has no
+    entry; the caller must refuse the request then, too.
     """
     requirement = REQUIRED.get(key)
     if requirement is None:
         return None
     found: list[Denial] = []
-    for operation, resource_type, names, _, otherwise, is_each in requirement.needs:
-        if is_each and is_whole:
-            continue
-        denied = [
-            Denial(operation, resource_type, name)
-            for name in dict.fromkeys(names(message))
-            if not access.allows(operation, resource_type, name)
-        ]
-        if denied and not (otherwise is not None and _allows_otherwise(access, *otherwise)):
-            found += denied
+    for need in requirement.of_whole if is_whole else requirement.needs:
+        names = need.names(message)
+        if names != ():  # () is usual: most produce requests have no transactional id
+            found += yield from _denied(need, names, access)
     return found
+
+
+def _denied(need: Need, names: Iterable[str], access: Access) -> Steps[list[Denial]]:
+    operation, resource_type, otherwise = need.operation, need.resource_type, need.otherwise
+    denied: list[Denial] = []
+    for count, name in enumerate(dict.fromkeys(names), 1):
+        if not access.allows(operation, resource_type, name):
+            denied.append(Denial(operation, resource_type, name))
+        if count % NAMES_PER_TURN == 0:
+            yield
+    return [] if denied and otherwise is not None and _allows_otherwise(access, *otherwise) else denied
 
 
 def _allows_otherwise(access: Access, operation: Operation, resource_type: ResourceType) -> bool:
@@ -113,44 +143,53 @@ def _allows_otherwise(access: Access, operation: Operation, resource_type: Resou
     return access.allows_on_any(operation, resource_type)
 
 
-def permitted(message: Any, access: Access) -> Any:
-    """Return the message without the effects that it asks for and the client may not have.
+def permitted(message: Any, access: Access) -> Steps[Any]:
+    """Return ``message``, or a copy in which ``allow_auto_topic_creation`` is False.
 
-    Metadata creates missing topics only for a client that may create all topics that it names.
+    The copy is returned for a Metadata request with ``allow_auto_topic_creation`` that names a topic that the
+    client may not create.
     """
     if not (isinstance(message, MetadataRequest) and message.allow_auto_topic_creation and message.topics):
         return message
-    may_create = _allows_otherwise(access, _Op.CREATE, CLUSTER) or all(
-        access.allows(_Op.CREATE, TOPIC, name) for name in message.topics
-    )
-    return message if may_create else message._replace(allow_auto_topic_creation=False)
+    if _allows_otherwise(access, _Op.CREATE, CLUSTER):
+        return message
+    for count, name in enumerate(message.topics, 1):
+        if not access.allows(_Op.CREATE, TOPIC, name):
+            return message._replace(allow_auto_topic_creation=False)
+        if count % NAMES_PER_TURN == 0:
+            yield
+    return message
 
 
-def visible(key: int, message: Any, response: Any, access: Access) -> Any:
+def visible(key: int, message: Any, response: Any, access: Access) -> Steps[Any]:
     """Return the response to ``message`` without the listed items that the client may not describe."""
     for resource_type, path, name, unless in REQUIRED[key].lists:
         if not unless or getattr(message, unless) is None:
-            response = _pruned(response, path, name, resource_type, access)
+            response = yield from _pruned(response, path, name, resource_type, access)
     return response
 
 
 def _pruned(
     struct: Any, path: tuple[str, ...], name: str, resource_type: ResourceType, access: Access
-) -> Any:
+) -> Steps[Any]:
     field, *rest = path
     items = getattr(struct, field)
     if items is None:
         return struct
-    if rest:
-        kept = [_pruned(item, tuple(rest), name, resource_type, access) for item in items]
-    else:
-        named = attrgetter(name) if name else str
-        kept = [item for item in items if access.allows(_Op.DESCRIBE, resource_type, named(item))]
+    kept: list[Any] = []
+    named = attrgetter(name) if name else str
+    for count, item in enumerate(items, 1):
+        if rest:
+            kept.append((yield from _pruned(item, tuple(rest), name, resource_type, access)))
+        elif access.allows(_Op.DESCRIBE, resource_type, named(item)):
+            kept.append(item)
+        if count % NAMES_PER_TURN == 0:
+            yield
     return struct._replace(**{field: kept})
 
 
 def _field(name: str) -> Callable[[Any], Iterable[str]]:
-    """Select a field that has one name, a list of names, or None."""
+    """Return a function that returns the names in a field, which has one name, a list of names, or None."""
 
     def names(message: Any) -> Iterable[str]:
         value = getattr(message, name)
@@ -162,7 +201,7 @@ def _field(name: str) -> Callable[[Any], Iterable[str]]:
 
 
 def _each(field: str, attribute: str) -> Callable[[Any], Iterable[str]]:
-    """Select ``attribute`` of each item of the list ``field``, which may be None."""
+    """Return a function that returns ``attribute`` of each item of the list ``field``, which may be None."""
     attribute_of = attrgetter(attribute)
 
     def names(message: Any) -> Iterable[str]:
@@ -176,7 +215,10 @@ def _coordinated(key_type: int) -> Callable[[Any], Iterable[str]]:
 
 
 def _configured(field: str, *, of_topics: bool) -> Callable[[Any], Iterable[str]]:
-    """Select the topics whose configs are named, or the cluster if another resource is named."""
+    """Return a function that returns the topics in the list ``field`` of resources.
+
+    If ``of_topics`` is False, it instead returns the cluster's name for each resource that is not a topic.
+    """
 
     def names(message: Any) -> Iterable[str]:
         for item in getattr(message, field):
@@ -187,17 +229,17 @@ def _configured(field: str, *, of_topics: bool) -> Callable[[Any], Iterable[str]
 
 
 def _subscribed_pattern(message: Any) -> Iterable[str]:
-    """Select all topics if the member subscribes to a pattern: its assignment would show which ones match."""
+    """Return WILDCARD, all topics, if the member subscribes to a pattern: it will see which topics match."""
     return (WILDCARD,) if message.subscribed_pattern else ()
 
 
 def _users(message: Any) -> Iterable[str]:
-    """Select the users that are named, or all of them."""
+    """Return the named users, or WILDCARD if the request is for all users."""
     return (WILDCARD,) if message.users is None else message.users
 
 
 def _journal(message: Any) -> Iterable[str]:
-    """Select all topics if the response has the journal: its sentences name topics."""
+    """Return WILDCARD, all topics, if the request is for the journal, whose sentences name topics."""
     return (WILDCARD,) if message.include_journal else ()
 
 
@@ -298,6 +340,9 @@ REQUIRED: Final[Mapping[int, Requirement]] = MappingProxyType(
         ApiKey.ALTER_CLIENT_QUOTAS: _cluster(_Op.ALTER_CONFIGS),
         ApiKey.DESCRIBE_LOG_DIRS: _DESCRIBE_CLUSTER,
         ApiKey.ELECT_LEADERS: _cluster(_Op.ALTER),
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS: _cluster(_Op.ALTER),
+        ApiKey.LIST_PARTITION_REASSIGNMENTS: _DESCRIBE_CLUSTER,
+        ApiKey.UNREGISTER_BROKER: _cluster(_Op.ALTER),
         ApiKey.CONTROLLED_SHUTDOWN: _OF_NODES,
         # security
         ApiKey.DESCRIBE_ACLS: _DESCRIBE_CLUSTER,

@@ -1,9 +1,9 @@
-"""The login of one connection (SASL), as sans-IO objects of both sides (S7, S8).
+"""The logins of one connection (SASL), without I/O (S7, S8).
 
-A client chooses a mechanism, then both sides exchange messages that only the mechanism understands. These
-objects know neither sockets nor the protocol that carries the messages, so several protocols can use them.
+A client chooses a mechanism, then both sides exchange messages that only the mechanism understands. This
+module does not depend on the protocol that carries the messages.
 
-A login may be repeated on the same connection before its session ends (KIP-368), by the same user.
+A client may log in again on the same connection (KIP-368), as the same user and with the same mechanism.
 """
 
 # Tests: tests/security/test_logins.py
@@ -18,18 +18,18 @@ from kafkalite.errors import (
     SaslAuthenticationFailedError,
     UnsupportedSaslMechanismError,
 )
-from kafkalite.security.acls import USER_PREFIX
+from kafkalite.security.acls import RESERVED, USER_PREFIX
 from kafkalite.security.scram import Mechanism
+from kafkalite.tls_options import OAUTHBEARER
 
 SCRAM: Final = {mechanism.label: mechanism for mechanism in Mechanism}
 PLAIN: Final = "PLAIN"
-#: These send the password itself, so they need TLS.
-REVEALING: Final = frozenset({PLAIN})
-MAX_MESSAGE_BYTES: Final = 48 * 1024
+#: These send the password or token itself, so they need TLS.
+REVEALING: Final = frozenset({PLAIN, OAUTHBEARER})
 
 LOGIN_REQUIRED: Final = (
     "this listener requires a login: set security.protocol of the client to SASL_SSL or SASL_PLAINTEXT, and"
-    " sasl.username and sasl.password"
+    " sasl.username and sasl.password, or the token of sasl.mechanism=OAUTHBEARER"
 )
 NO_LOGIN: Final = "this listener requires no login: set security.protocol of the client to SSL or PLAINTEXT"
 SESSION_ENDED: Final = "the session of this connection has ended; log in again"
@@ -40,12 +40,17 @@ class Exchange(Protocol):
 
     @property
     def username(self) -> str | None:
-        """The user, once the login is complete."""
+        """The user; None before the login is complete."""
+        ...
+
+    @property
+    def claimed(self) -> str | None:
+        """The user that the client claims to be, which is not proved; None if it is not known."""
         ...
 
     @property
     def lifetime_ms(self) -> int | None:
-        """How long the proof of a complete login stays valid; None if it has no end."""
+        """How long the proof of a complete login, such as a token, stays valid; None if it never expires."""
         ...
 
     @property
@@ -56,7 +61,8 @@ class Exchange(Protocol):
     def receive(self, message: bytes, /) -> bytes:
         """Return the response to the client's next message.
 
-        Raises SaslAuthenticationFailedError and IllegalSaslStateError. Then the login can't be continued.
+        Raises SaslAuthenticationFailedError and IllegalSaslStateError. After either, the login can't be
+        continued.
         """
         ...
 
@@ -76,9 +82,9 @@ class ClientExchange(Protocol):
 class Login:
     """The server's side of the logins of one connection.
 
-    ``mechanisms`` has the mechanisms that the listener offers, and how to begin an exchange. ``now_ms``
-    returns the time of a monotonic clock. A session ends ``max_session_ms`` after a login (0: never), and
-    when the proof of the login does.
+    ``mechanisms`` maps the name of each mechanism that the listener offers to a function that returns a new
+    exchange. ``now_ms`` returns the time of a monotonic clock. A complete login begins a session, which ends
+    after ``max_session_ms`` (0: no limit), or earlier if the proof of the login expires.
     """
 
     def __init__(
@@ -105,13 +111,18 @@ class Login:
 
     @property
     def principal(self) -> str:
-        """The principal of the user. Call it only after a complete login."""
+        """The principal of the user. Read it only after a complete login."""
         assert self.username is not None, "no user has logged in"
         return f"{USER_PREFIX}{self.username}"
 
     @property
+    def claimed(self) -> str | None:
+        """The user that the client claims to be in a login that is not complete; None if it is not known."""
+        return None if self._exchange is None else self._exchange.claimed
+
+    @property
     def problem(self) -> str | None:
-        """Why the client may send nothing but messages of a login now; None if it may."""
+        """The reason why the client may send only login messages now; None if it may send other requests."""
         if self.username is None:
             return LOGIN_REQUIRED
         if self._ends_ms is not None and self._now_ms() >= self._ends_ms:
@@ -144,15 +155,18 @@ class Login:
         return self._exchange
 
     def advance(self) -> int:
-        """Take over the result of the exchange, after each message that it has received.
+        """Begin a session if the exchange is complete. Call it after the exchange has received a message.
 
         Return the lifetime of the session in ms; 0 if it has no end, or the login is not complete. Raises
-        SaslAuthenticationFailedError if a client that logs in again is another user.
+        SaslAuthenticationFailedError if a client that logs in again is another user, or if the user's
+        principal is RESERVED. Raises IllegalSaslStateError if no exchange has begun.
         """
         exchange = self.exchange
         username = exchange.username
         if username is None:
             return 0
+        if f"{USER_PREFIX}{username}" in RESERVED:
+            raise SaslAuthenticationFailedError(f"the name {username!r} is reserved")
         if self.username not in {None, username}:
             raise SaslAuthenticationFailedError("a connection can't change its user; open another one")
         self.username, self._exchange = username, None

@@ -12,8 +12,9 @@ sends the password. ::
                                        ←            v=<server signature>
     receive() returns None
 
-The server stores a salted ``Credential``, from which neither the password nor a proof can be computed. There
-is no channel binding; a client on an encrypted connection checks the server's certificate.
+The server stores a salted ``Credential``. It does not suffice to log in, but it lets its reader test
+guesses of the password. There is no channel binding; a client on an encrypted connection checks the server's
+certificate.
 
 Nonces and salts are arguments, since this module has no source of random numbers.
 """
@@ -66,7 +67,7 @@ class Mechanism(enum.IntEnum):
 
 
 class Credential(NamedTuple):
-    """What a server stores of a password. ``repr`` shows no secret (S19)."""
+    """What a server stores instead of a password. ``repr`` shows no secret (S19)."""
 
     mechanism: int  #: a Mechanism
     salt: bytes
@@ -110,9 +111,10 @@ def credential_of(mechanism: Mechanism, salted: bytes, salt: bytes, iterations: 
 
 
 def decoy_credential(decoy: Credential, username: str) -> Credential:
-    """Return the credential that an unknown user gets, made from a random one that belongs to no user.
+    """Return the credential to use for an unknown user.
 
-    The same user always gets the same salt, as a known one does. The salt reveals nothing without ``decoy``.
+    ``decoy`` is a random credential that belongs to no user. The same name always gets the same salt, as a
+    known user does. Without knowledge of ``decoy``, the salt looks random.
     """
     salt = _hmac(Mechanism(decoy.mechanism), decoy.server_key, username.encode())[: len(decoy.salt)]
     return decoy._replace(salt=salt)
@@ -121,8 +123,8 @@ def decoy_credential(decoy: Credential, username: str) -> Credential:
 class ScramServer:
     """The server's end of one login.
 
-    ``find(username)`` returns the credential of a user and whether the user exists. For an unknown user it
-    returns a decoy, so that the response and its cost are the same.
+    ``find(username)`` returns a credential and whether the user exists. The credential is the user's or, for
+    an unknown user, a decoy, so that the responses do not show which users exist.
     """
 
     is_slow: Final = False
@@ -136,7 +138,7 @@ class ScramServer:
         self._nonce = nonce
         self._steps = iter((self._on_first, self._on_final))
         self._credential: Credential | None = None
-        self._claimed = ""  # the user that the client has claimed to be, and not yet proved
+        self.claimed: str | None = None  #: the user that the client has claimed to be, and not yet proved
         self._is_known = False
         self._transcript = ""  # the messages that both proofs sign
         self._gs2_header = ""
@@ -161,7 +163,7 @@ class ScramServer:
             raise
 
     def _on_first(self, message: str) -> str:
-        """Read the client's first message. Return salt, iterations and the nonce of both sides."""
+        """Read the client's first message. Return the response with both nonces, salt and iterations."""
         binding, authzid, bare = _split(message, 3)
         if binding not in ("n", "y"):
             raise _failed("channel binding is not supported")
@@ -176,8 +178,9 @@ class ScramServer:
                 raise _failed("a user can't act as another one: the authorisation identity is not supported")
         if not nonce:
             raise _failed("the client's nonce is empty")
+        self.claimed = username
         credential, self._is_known = self._find(username)
-        self._credential, self._claimed = credential, username
+        self._credential = credential
         self._gs2_header = f"{binding},{authzid},"
         self._nonce = nonce + self._nonce
         reply = f"r={self._nonce},s={_base64(credential.salt)},i={credential.iterations}"
@@ -185,7 +188,7 @@ class ScramServer:
         return reply
 
     def _on_final(self, message: str) -> str:
-        """Check the client's proof. Return the server's signature."""
+        """Check the client's proof. Return the message with the server's signature."""
         credential, mechanism = self._credential, self._mechanism
         assert credential is not None, "the first message was accepted"
         without_proof, separator, proof_text = message.rpartition(",p=")
@@ -205,14 +208,15 @@ class ScramServer:
         signature = _hmac(mechanism, credential.server_key, signed)
         if not (has_proved and self._is_known):
             raise SaslAuthenticationFailedError(REFUSAL)
-        self.username = self._claimed
+        self.username = self.claimed
         return f"v={_base64(signature)}"
 
 
 class ScramClient:
-    """The client's end of one login. The constructor raises InvalidRequestError for what SASLprep refuses.
+    """The client's end of one login.
 
-    ``salt_password`` is ``salted_password``, or a function that remembers its results.
+    Raises InvalidRequestError if SASLprep refuses the user name or the password. ``salt_password`` is
+    ``salted_password``, or a function that caches its results.
     """
 
     def __init__(
@@ -242,7 +246,8 @@ class ScramClient:
     def receive(self, message: bytes) -> bytes | None:
         """Return the next message to send, or None: the login is complete, and the server has proved itself.
 
-        Raises SaslAuthenticationFailedError if the message of the server is wrong. Then close the connection.
+        Raises SaslAuthenticationFailedError if the message is wrong or is the server's refusal, and
+        IllegalSaslStateError for a message after the end of the login. Then close the connection.
         """
         step = next(self._steps, None)
         if step is None:
@@ -258,7 +263,7 @@ class ScramClient:
         return f"n={name},r={self._nonce}"
 
     def _on_first(self, message: str) -> bytes:
-        """Read salt and iterations. Return the proof."""
+        """Read salt and iterations. Return the message with the proof."""
         nonce, salt_text, iterations_text = _attributes(message, "r", "s", "i")
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
             raise _failed("the server's nonce does not continue the client's")
@@ -290,10 +295,10 @@ class ScramClient:
 
 
 def saslprep(text: str, what: str) -> str:
-    """Return ``text`` as SASLprep normalises it (RFC 4013), so that equal-looking texts are equal bytes.
+    """Return ``text`` as SASLprep normalises it (RFC 4013), so that Unicode variants of a text become equal.
 
-    Raises InvalidRequestError if the result is empty or contains a prohibited or unassigned character. The
-    error contains ``what``, not the text, which may be a password.
+    Raises InvalidRequestError if the result is empty, contains a prohibited or unassigned character, or mixes
+    directions of writing. The error contains ``what``, not the text, which may be a password.
     """
     mapped = "".join(
         " " if stringprep.in_table_c12(one) else one for one in text if not stringprep.in_table_b1(one)

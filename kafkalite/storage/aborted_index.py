@@ -1,7 +1,7 @@
 """AbortedIndex: the aborted transactions of a log, for readers of committed records.
 
-Entries are ordered by the last offset of the transaction. The *bound* of an entry is an offset at or above
-which all later entries begin; it limits a lookup. An entry takes about 32 bytes of memory.
+Entries are ordered by the last offset of the transaction. The *bound* of an entry is an offset below which no
+later entry begins; it limits a lookup. An entry takes about 32 bytes of memory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _LINE: Final = f"{ABORTED} %d %d %d %d"
 
 
 class Aborted(NamedTuple):
-    """One aborted transaction. ``last_offset`` is the offset of its marker. Every later entry has a first
-    offset of at least ``bound``."""
+    """One aborted transaction. ``last_offset`` is the offset of its marker. The first offset of every later
+    entry in the index is at least ``bound``."""
 
     producer_id: int
     first_offset: int
@@ -52,7 +52,7 @@ class AbortedIndex:
 
     def add_line(self, text: str) -> None:
         """Add the entry in ``text``: a line of a snapshot without its first word, ``aborted``. Raises
-        ValueError if it is malformed."""
+        ValueError if ``text`` does not consist of four integers."""
         producer_id, first_offset, last_offset, bound = map(int, text.split())
         self.add(Aborted(producer_id, first_offset, last_offset, bound))
 

@@ -1,10 +1,10 @@
-"""Repair a damaged log without a sound replica, for ``kl log accept-loss`` (R45).
+"""Repairs a damaged log without a sound replica, for ``kl log accept-loss`` (R45).
 
-Every intact batch stays at its offset. Gap batches, as compaction writes them, take the place of the offsets
-that no intact batch has, up to the last offset that is known to have been synced. So consumers continue after
-the lost offsets, and no offset is used twice. A batch of which only the leader epoch is damaged gets the
-recorded epoch back (R58). A transaction whose marker is lost gets an abort marker in place of a gap
-(``storage.lost_markers``). The damaged files are kept beside the new ones.
+Intact batches stay at their offsets. Gap batches, as compaction writes them, fill the offsets that no intact
+batch has, up to the last offset that is known to have been written. So consumers continue after the lost
+offsets. A batch of which only the leader epoch is damaged gets the recorded epoch back (R58). A transaction
+whose marker is lost gets an abort marker at a lost offset (``storage.lost_markers``). The damaged files are
+kept beside the new ones.
 
 The repair blocks, and needs a directory that no broker uses. If it is interrupted, it can be repeated.
 """
@@ -21,7 +21,7 @@ from itertools import accumulate, groupby, takewhile
 from operator import ne
 from typing import NamedTuple, cast
 
-from kafkalite.errors import CorruptLogError, DataDirectoryError
+from kafkalite.errors import CorruptLogError, DataDirectoryError, WrongFileTypeError
 from kafkalite.limits import MAX_RECORDS_PER_BATCH
 from kafkalite.model import NO_BROKER_EPOCH, NO_EPOCH
 from kafkalite.records.gaps import build_gap
@@ -48,7 +48,7 @@ from kafkalite.storage.damage import (
     is_copy,
     misplaced_runs,
 )
-from kafkalite.storage.filesystem import Buffer, FileSystem, unlink_existing
+from kafkalite.storage.filesystem import Buffer, FileSystem, damaged_name, set_aside, unlink_existing
 from kafkalite.storage.inspect import (
     DryRun,
     LastSession,
@@ -61,7 +61,7 @@ from kafkalite.storage.inspect import (
 from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.lost_markers import Outcomes, TransactionRange, find_lost_markers
-from kafkalite.storage.recovery import read_epochs, read_log_state, restored_state
+from kafkalite.storage.recovery import foreign_owner, read_epochs, read_log_state, restored_state
 from kafkalite.storage.recovery_points import RecoveryPointsFile
 from kafkalite.storage.segment import Segment
 
@@ -74,9 +74,9 @@ class AcceptedLoss(NamedTuple):
     which can be removed by hand. ``damage``: damage that the repair has left and that the next start will
     find, or None. ``corrected_batches``: the number of batches whose leader epoch was restored (R58); their
     records are not lost. ``unknown_transactions``: transactions whose marker is among the lost records;
-    the repair has aborted them. ``open_transactions``: transactions that had no marker yet when the log
-    ended; they are still open. ``unused``: the segment files that have intact batches, of which none is in
-    the repaired log.
+    the repair has aborted them. ``open_transactions``: transactions that have no marker in the repaired log
+    and are still open there. ``unused``: the segment files that have intact batches, of which none is in the
+    repaired log.
     """
 
     directory: str
@@ -94,11 +94,12 @@ class AcceptedLoss(NamedTuple):
 def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None) -> AcceptedLoss:
     """Repair the log in ``directory``, whose parent is the data directory.
 
-    ``leader_epoch`` is the latest leader epoch that a batch of the log can have, None if unknown. A batch
-    with a later one counts as damaged.
+    ``leader_epoch`` is the latest leader epoch that a batch of the log can have, None if unknown. If a batch
+    has a later epoch, the repair corrects the epoch and keeps the records.
 
-    Raises DataDirectoryError if the data directory is in use, ``directory`` cannot be a log, or one of its
-    files cannot be opened as a file; OSError, DiskFullError.
+    Raises DataDirectoryError if the data directory is in use; if ``directory`` does not have the name of a
+    log, belongs to another log, or neither exists nor has a recovery point; or if one of its files cannot be
+    opened. Also raises OSError, StorageExhaustedError.
     """
     data_directory, name = layout.parent(directory), layout.name_of(directory)
     if layout.parse_log_directory_name(name) is None:
@@ -116,7 +117,6 @@ def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None)
             raise DataDirectoryError(
                 f"{directory} does not exist, and the data directory does not list such a log"
             )
-        _check_files(fs, directory)
         result = _Repair(fs, directory, point, leader_epoch).run()
         # The repaired log differs from its entry in the marker. A broker epoch in the marker would claim that
         # this disk has every acknowledged record.
@@ -131,24 +131,15 @@ def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None)
 
 
 def expected_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None) -> AcceptedLoss:
-    """Return what ``accept_loss`` with the same arguments would return, except ``kept`` and ``damage``.
+    """Return the result that ``accept_loss`` with the same arguments would return, except ``kept`` and
+    ``damage``.
 
-    The log in ``directory``, which must exist, is not changed. Raises DataDirectoryError as ``accept_loss``;
-    OSError.
+    The log in ``directory``, which must exist, is not changed. The data directory may be in use. Raises
+    DataDirectoryError if the directory holds another log or one of its files cannot be opened; OSError.
     """
-    _check_files(fs, directory)
     point = read_last_session(fs, layout.parent(directory)).point_of(layout.name_of(directory))
     repair = _Repair(cast(FileSystem, DryRun(fs)), directory, point, leader_epoch)
     return repair.result(repair.plan())
-
-
-def _check_files(fs: FileSystem, directory: str) -> None:
-    """Raise DataDirectoryError if a file of the log cannot be opened: it may still contain intact records."""
-    for found in unopenable_files(fs, directory):
-        raise DataDirectoryError(
-            f"{found.path} {found.problem}",
-            hint="put the file itself there, or move it away and lose its records; then try again",
-        )
 
 
 @dataclass(eq=False, slots=True)
@@ -177,8 +168,8 @@ class _Piece(NamedTuple):
 
 @dataclass(slots=True)
 class _Content:
-    """The new content of one segment: its intact batches, and gap batches. ``is_same``: the existing file has
-    the same batches."""
+    """The new content of one segment: intact batches, gap batches and abort markers. ``is_same``: the
+    existing file has the same content, apart from zeros at its end."""
 
     base_offset: int
     parts: list[Buffer] = field(default_factory=list)
@@ -186,8 +177,9 @@ class _Content:
 
 
 class _Plan(NamedTuple):
-    """The new content of a log. ``names`` are those of its files before, ``bounds`` the base offsets of its
-    segments; ``end_offset`` is the exclusive end of ``contents``."""
+    """The new content of a log. ``names`` are the names of its files before the repair. ``bounds`` are the
+    base offsets of its segment files, without those that the next start deletes. ``end_offset`` is the
+    exclusive end of ``contents``."""
 
     names: list[str]
     bounds: list[int]
@@ -200,8 +192,6 @@ class _Plan(NamedTuple):
 
 
 class _Repair:
-    """Repairs the log in one directory."""
-
     def __init__(
         self, fs: FileSystem, directory: str, point: RecoveryPoint, leader_epoch: int | None
     ) -> None:
@@ -219,11 +209,8 @@ class _Repair:
         self._markers: dict[int, bytearray] = {}  # by lost offset: the marker to write there
 
     def run(self) -> AcceptedLoss:
-        """Repair the log."""
         fs = self._fs
-        if not fs.exists(self._directory):
-            fs.make_dirs(self._directory)
-            fs.sync_dir(layout.parent(self._directory))
+        self._make_directory()
         plan = self.plan()
         self._replace(plan.contents, plan.bounds, plan.end_offset)
         for one in plan.sources:
@@ -235,9 +222,25 @@ class _Repair:
         fs.sync_dir(self._directory)
         return self.result(plan)
 
+    def _make_directory(self) -> None:
+        """Make the log's directory if it is missing. A file in its place is renamed to a ``.damaged-``
+        name."""
+        try:
+            self._fs.list_dir(self._directory)
+        except WrongFileTypeError:
+            self._kept.append(set_aside(self._fs, self._directory))
+        except FileNotFoundError:
+            pass
+        else:
+            return
+        self._fs.make_dirs(self._directory)
+        self._fs.sync_dir(layout.parent(self._directory))
+
     def plan(self) -> _Plan:
-        """Finish what was interrupted, repair the small files, and return the new content of the segments."""
+        """Finish or undo an interrupted repair, finish interrupted swaps, repair the small files of the log,
+        and return the log's new content."""
         fs = self._fs
+        self._set_wrong_types_aside()
         self._finish_interrupted()
         names = fs.list_dir(self._directory)
         for name in names:
@@ -283,15 +286,16 @@ class _Repair:
         )
 
     def _may_complete(self, name: str, names: list[str]) -> bool:
-        """Whether the swap file has the records of its segments, of which some may already be removed."""
+        """Whether the swap of the file ``name`` can be completed: ``swap_problem`` finds no problem."""
         try:
             return swap_problem(self._fs, self._directory, name, names) is None
         except CorruptLogError:
             return False
 
     def _find(self, bases: list[int], state: LogState) -> tuple[set[int], list[_Source], int]:
-        """Return (base offsets of the segments to skip, the other segment files, the end of the offsets that
-        are known to have been synced). ``bases`` are the base offsets in the names of the files."""
+        """Return (base offsets of the segments to skip, the other segment files of this log, the end of the
+        offsets that are known to have been written). ``bases`` are the base offsets in the names of the
+        files."""
         start, end = state.log_start_offset, self._point.valid_end(state)
         known_end = max([start, end, *(self._segment(base, state).saved_end_offset() for base in bases)])
         point = self._point
@@ -324,8 +328,9 @@ class _Repair:
         self._rename_repaired(paths)
 
     def _repair_state(self, bases: list[int]) -> LogState:
-        """Write the log state again if it is missing or damaged, and return it. If no copy of it is readable,
-        the log starts at the first segment."""
+        """Return the log state, and write it again if its file is damaged or older than the recovery point.
+        If the file is damaged and there is no recovery point, the log starts at the first segment. A log
+        without segments starts at or above the recovery point."""
         state, is_restored = self._usable_state(bases)
         if is_restored and self._fs.exists(layout.join(self._directory, layout.LOG_STATE_FILE)):
             self._set_aside(layout.LOG_STATE_FILE)
@@ -339,7 +344,7 @@ class _Repair:
         return state
 
     def _usable_state(self, bases: list[int]) -> tuple[LogState, bool]:
-        """Return (the log's state, whether its file is missing or damaged)."""
+        """Return (the log's state, whether its file must be written again)."""
         try:
             return restored_state(self._fs, self._directory, self._point)
         except (CorruptLogError, ValueError):
@@ -348,20 +353,13 @@ class _Repair:
     def _repair_identity(self) -> None:
         """Set an unreadable ``partition.json`` aside; the next start writes a new one. Raises
         DataDirectoryError if the file names another log."""
+        own = layout.parse_log_directory_name(layout.name_of(self._directory))
+        foreign = foreign_owner(self._fs, self._directory, own)
+        if foreign is not None:
+            raise foreign
         path = layout.join(self._directory, layout.PARTITION_FILE)
-        try:
-            found = decode_partition(self._fs.read_bytes(path))
-        except FileNotFoundError:
-            return
-        here = layout.parse_log_directory_name(layout.name_of(self._directory))
-        if found is None:
+        if self._fs.exists(path) and decode_partition(self._fs.read_bytes(path)) is None:
             self._set_aside(layout.PARTITION_FILE)
-        elif here is not None and found[1:] != here:
-            own = layout.log_directory_name(found.topic_id, found.partition)
-            raise DataDirectoryError(
-                f"{self._directory} holds the log {found.topic}-{found.partition}",
-                hint=f"rename it to {own}, where it belongs, or move it away and accept the loss after that",
-            )
 
     def _segment(self, base_offset: int, state: LogState) -> Segment:
         return Segment(
@@ -420,8 +418,8 @@ class _Repair:
         return {segment.saved_head_crc(), self._end.head_crc if self._end and is_end else 0} - {0}
 
     def _correct_epochs(self, pieces: list[_Piece], state: LogState) -> None:
-        """Record a correction for each batch whose leader epoch differs from the epoch that is recorded for
-        its offsets (R58)."""
+        """Record a correction for each batch whose leader epoch is not the one that ``right_epochs`` returns
+        (R58). If a latest leader epoch was given, remove the leader-epochs file."""
         own, last_offsets = array("q"), array("q")  # a log may have millions of batches
         for run, source in pieces:
             for _, header in _batches(source.view, run):
@@ -484,8 +482,8 @@ class _Repair:
     def _fill(self, contents: list[_Content], bounds: list[int], at: int, end: int) -> int:
         """Fill the offsets [``at``, ``end``) with gap batches, and return the end of the last one.
 
-        The gaps are added to the last of ``contents``. At each offset of ``bounds``, a new item of
-        ``contents`` begins.
+        The gaps are added to the last of ``contents``. At each offset of ``bounds`` in the range, a new item
+        of ``contents`` begins.
         """
         content = contents[-1] if contents else None
         for bound in [*(one for one in bounds if at <= one < end), end]:
@@ -522,7 +520,7 @@ class _Repair:
 
     def _replace(self, contents: list[_Content], bases: list[int], end_offset: int) -> None:
         """Write the changed contents. ``bases``: base offsets of the existing files. Files without a new
-        content are set aside, except an empty one at ``end_offset``.
+        content are set aside, except a file at ``end_offset`` that is empty or has only zeros.
 
         No file is set aside before all contents are on the disk, because a file may have the batches of
         another file's new content.
@@ -564,11 +562,21 @@ class _Repair:
         stem = path.removesuffix(layout.LOG_SUFFIX)
         unlink_existing(self._fs, (stem + layout.OFFSET_INDEX_SUFFIX, stem + layout.TIME_INDEX_SUFFIX))
 
+    def _set_wrong_types_aside(self) -> None:
+        """Set aside everything that is in the place of a file but is not a regular file, except in the place
+        of the log state. The file then counts as missing. Raises DataDirectoryError if a file cannot be
+        opened, because it may have intact records."""
+        for path, error in unopenable_files(self._fs, self._directory):
+            if not isinstance(error, WrongFileTypeError):
+                raise DataDirectoryError(
+                    f"{path} cannot be opened: {error.strerror}", hint="let this user read it, and try again"
+                )
+            if layout.name_of(path) != layout.LOG_STATE_FILE:  # ``_repair_state`` restores it from a copy
+                self._set_aside(layout.name_of(path))
+
     def _set_aside(self, name: str) -> None:
         path = layout.join(self._directory, name)
-        number = 1
-        while self._fs.exists(kept := f"{path}{layout.DAMAGED_SUFFIX}{number}"):
-            number += 1
+        kept = damaged_name(self._fs, path)
         self._fs.rename(path, kept)
         self._kept.append(kept)
 
@@ -592,7 +600,8 @@ class _Repair:
 
 
 def _runs(view: memoryview, base_offset: int, end_offset: int) -> list[Intact]:
-    """Return the intact batches of a file with the offsets [``base_offset``, ``end_offset``)."""
+    """Return the runs of intact batches of a file that begins at ``base_offset`` and should end at
+    ``end_offset``."""
     runs = list(intact_runs(view, 0, base_offset))
     return runs + misplaced_runs(view, base_offset, runs, end_offset)
 
@@ -620,7 +629,7 @@ def _batches(view: memoryview, run: Intact) -> Iterator[tuple[int, BatchHeader]]
 
 
 def _written_end(sources: list[_Source]) -> int:
-    """Return the end offset of a last batch of which only the base offset is damaged; 0 if there is none."""
+    """Return the end offset of the last batch if only its base offset is damaged, else 0."""
     if not (sources and sources[-1].runs):
         return 0
     view, runs = sources[-1].view, sources[-1].runs
@@ -662,7 +671,8 @@ def right_epochs(own: Sequence[int], last_offsets: Sequence[int], saved: SavedEp
     have, ``last_offsets`` their last offsets, and ``saved`` is the content of the leader-epochs file, if any.
 
     The correct epochs are those in the file. If the file may be older than the last batches, later epochs of
-    these batches are kept. Without a file, epochs must never decrease, and as few as possible are changed.
+    these batches are kept. Without a file, either the batches with a lower epoch than an earlier batch are
+    changed, or those with a higher epoch than a later batch: whichever changes fewer.
     """
     if saved is None:
         rising = list(accumulate(own, max))
@@ -678,8 +688,8 @@ def right_epochs(own: Sequence[int], last_offsets: Sequence[int], saved: SavedEp
 def _choose(sources: list[_Source], known_end: int) -> list[_Piece]:
     """Return the pieces to use: in order of offsets, without overlaps.
 
-    If pieces overlap, one of a proven file is preferred. A piece that begins at or above the base offset of
-    the next file may have a damaged base offset. It is used only if no other piece has its offsets, and as
+    If pieces overlap, a piece of a proven file is preferred. A piece that begins at or above the base offset
+    of the next file may have a damaged base offset. It is used only if no other piece has its offsets, and as
     the last piece only if it ends at or below ``known_end``.
     """
     ranked: list[tuple[tuple[int, int, bool], _Piece]] = []

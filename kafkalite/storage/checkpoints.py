@@ -1,13 +1,14 @@
-"""Encodes and decodes the small files of a data directory. Each file is replaced atomically.
+"""Encodes and decodes the small files of a data directory.
 
 Except for ``node.json`` and ``partition.json``, they are lines of text that end with their CRC-32C, so that
 people can read them and damage is detected::
 
     kafkalite log-state 1
+    log 0af10af10af10af10af10af10af10af1-0
     log_start_offset 100
     truncations 2
     truncated_to 340
-    crc32c 5d3c9a01
+    crc32c 8fdb1002
 
 A file with a wrong CRC counts as damaged, not as missing (R25).
 """
@@ -19,7 +20,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from kafkalite.errors import CorruptLogError, DataDirectoryError
+from kafkalite.errors import CorruptLogError, DamagedIdentityError, DataDirectoryError
 from kafkalite.model import NO_OFFSET
 from kafkalite.records.checksum import crc32c
 from kafkalite.storage import layout
@@ -39,6 +40,7 @@ _CLEAN_SHUTDOWN: Final = "clean-shutdown"
 _PRODUCERS: Final = "producers"
 _COMPACTION: Final = "compaction"
 START_COUNT: Final = "start-count"
+START_FILE: Final = "start-file"
 
 #: The last line of a block of lines.
 _BLOCK_END: Final = re.compile(rb"crc32c [0-9a-f]{8}\n")
@@ -47,8 +49,8 @@ _BLOCK_END: Final = re.compile(rb"crc32c [0-9a-f]{8}\n")
 class LogState(NamedTuple):
     """The durable state of a log, apart from its batches.
 
-    ``truncations`` counts the truncations that removed a batch. Another file of the log with a lower count
-    was written before the last truncation, and is valid only for offsets below ``truncated_to``.
+    ``truncations`` counts the truncations that removed a batch, and the resets. Another file of the log with
+    a lower count was written before the last of them, and is valid only for offsets below ``truncated_to``.
     """
 
     log_start_offset: int = 0
@@ -81,8 +83,8 @@ class Fingerprint(NamedTuple):
 class RecoveryPoint(NamedTuple):
     """The offset below which all of a log was synced when the point was written (R24).
 
-    ``end`` identifies the active segment and the batch that ends at the recovery point; None if the active
-    segment had no batch.
+    ``end`` identifies the active segment and the batch that ends at the recovery point. It is None if the
+    active segment had no batch, or if the position of that batch was unknown.
     """
 
     recovery_point: int = 0
@@ -97,7 +99,7 @@ class RecoveryPoint(NamedTuple):
     def valid_end(self, state: LogState) -> int:
         """Return the offset below which the point still holds for a log with ``state``.
 
-        A state records only the latest truncation. A point that is older than two truncations therefore
+        A state records only the latest truncation. A point from before the last two truncations therefore
         proves nothing: the earlier truncation may have removed more.
         """
         if self.truncations < state.truncations - 1:
@@ -108,9 +110,8 @@ class RecoveryPoint(NamedTuple):
 class CompactionPoints(NamedTuple):
     """How far a log is compacted. ``compacted_to`` is exclusive.
 
-    ``passes``: (offset up to which the pass compacted, wall clock time in milliseconds) of each pass, both
-    ascending. If another pass followed soon, a pass may be omitted; its offsets then count as compacted by
-    the later pass.
+    ``passes``: (offset up to which the pass compacted, wall clock time in milliseconds), oldest first. A pass
+    may be omitted; its offsets then count as compacted by the next recorded pass.
     """
 
     truncations: int = 0
@@ -131,7 +132,7 @@ class CleanEnd(NamedTuple):
     """The range of a log at an orderly stop, when all of it is synced. ``log_end_offset`` is exclusive.
 
     ``segment_count`` and ``size_bytes`` are totals over all segments; -1 if unknown. ``end`` identifies the
-    last segment; None if the log has no batch.
+    last segment; None if that segment has no batch or does not exist.
     """
 
     log_start_offset: int
@@ -148,8 +149,8 @@ class CleanEnd(NamedTuple):
 
 
 class CleanShutdown(NamedTuple):
-    """The marker of an orderly stop: the broker epoch of the process (R21), and the range of every log, by
-    directory name."""
+    """The marker of an orderly stop: the broker epoch of the process (R21), and, by directory name, the range
+    of each log that was closed with everything synced."""
 
     broker_epoch: int
     ends: dict[str, CleanEnd]
@@ -228,7 +229,8 @@ def _without_owner(lines: list[str], path: str) -> list[str]:
 
 
 def decode_log_state(data: bytes, path: str) -> LogState:
-    """Return the state. Raises CorruptLogError, also for the state of a log in another directory (R42)."""
+    """Return the state. Raises CorruptLogError, also for the state of a log in another directory (R42), and
+    ValueError."""
     lines = _without_owner(decode_lines(_LOG_STATE, data, path), path)
     pairs = zip(lines, LogState._fields, strict=True)
     return LogState(*(_field(line, name, path) for line, name in pairs))
@@ -292,8 +294,8 @@ def decode_compaction(data: bytes, path: str) -> CompactionPoints:
 
 
 def encode_recovery_points(points: Mapping[str, RecoveryPoint | None]) -> bytes:
-    """Return a block of ``recovery-points`` that sets the point of each log in ``points``, or removes it if
-    it is None."""
+    """Return a block of ``recovery-points`` that sets the point of each log in ``points``. None removes the
+    point of the log."""
     return encode_lines(_RECOVERY_POINTS, (_point_line(name, point) for name, point in points.items()))
 
 
@@ -310,8 +312,8 @@ def _line(*values: object) -> str:
 class RecoveryPoints(NamedTuple):
     """The content of a ``recovery-points`` file. ``size_bytes`` is the end of its last intact block.
 
-    ``problem`` describes damage: an unreadable block that is not the last one. The points of that block are
-    missing.
+    ``problem`` describes damage: an unreadable block before an intact one, or a file without an intact block.
+    None if there is no damage. The points of unreadable blocks are missing.
     """
 
     points: dict[str, RecoveryPoint]
@@ -322,7 +324,7 @@ class RecoveryPoints(NamedTuple):
 def decode_recovery_points(data: bytes) -> RecoveryPoints:
     """Read every intact block. If several blocks have a point of the same log, the last of them counts.
 
-    An unreadable last block is a torn append, and is ignored.
+    Unreadable bytes after the last intact block are a torn append, and are ignored.
     """
     points: dict[str, RecoveryPoint] = {}
     position = size_bytes = 0
@@ -387,9 +389,9 @@ def _identity_crc(identity: NodeIdentity) -> str:
 
 
 def decode_node(data: bytes, path: str) -> NodeIdentity:
-    """Return the node's identity. Raises DataDirectoryError unless the format version and the CRC match.
+    """Return the node's identity. Raises DamagedIdentityError; DataDirectoryError for another format version.
 
-    Files of earlier versions have no CRC.
+    The CRC is checked if the file has one. Earlier versions of the program wrote none.
     """
     try:
         fields = json.loads(data)
@@ -415,15 +417,23 @@ def decode_node(data: bytes, path: str) -> NodeIdentity:
     return identity
 
 
-def _damaged_node(path: str, problem: str) -> DataDirectoryError:
-    return DataDirectoryError(
-        f"{path} is damaged: {problem}",
-        hint="restore the file from a backup; the data directory was not touched",
-    )
+def restore_hint(path: str) -> str:
+    """Return advice for the operator of a node whose ``node.json``, at ``path``, is lost or damaged."""
+    command = f"kl server format --restore --data {layout.parent(path)} --cluster-id ID --node-id N"
+    return f"restore {layout.NODE_FILE} from a backup; for a node without peers, '{command}' writes it again"
 
 
-def encode_partition(topic: str, topic_id: str, partition: int) -> bytes:
-    return json.dumps({"topic": topic, "topic_id": topic_id, "partition": partition}).encode() + b"\n"
+def _damaged_node(path: str, problem: str) -> DamagedIdentityError:
+    return DamagedIdentityError(f"{path} is damaged: {problem}", hint=restore_hint(path))
+
+
+def encode_partition(topic: str, topic_id: str, partition: int, replica_epoch: int = 0) -> bytes:
+    """Return the content of ``partition.json``. ``replica_epoch`` is above 0 if a reassignment has added the
+    replica (R62)."""
+    fields: dict[str, str | int] = {"topic": topic, "topic_id": topic_id, "partition": partition}
+    if replica_epoch:
+        fields["replica_epoch"] = replica_epoch
+    return json.dumps(fields).encode() + b"\n"
 
 
 class PartitionIdentity(NamedTuple):
@@ -441,3 +451,12 @@ def decode_partition(data: bytes) -> PartitionIdentity | None:
     except (ValueError, KeyError, TypeError):
         return None
     return identity if [type(value) for value in identity] == [str, str, int] else None
+
+
+def decode_replica_epoch(data: bytes) -> int:
+    """Return the replica epoch from the content of ``partition.json``; 0 if it has none or is malformed."""
+    try:
+        epoch = json.loads(data).get("replica_epoch", 0)
+    except (ValueError, AttributeError):
+        return 0
+    return epoch if type(epoch) is int else 0

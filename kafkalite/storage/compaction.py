@@ -5,7 +5,7 @@ Pure: it takes bytes and returns bytes. A pass reads the closed segments three t
 1. ``Survey`` reads all headers. It finds the aborted and the undecided transactions, and the batches that the
    producers' states still need (R27). The pass ends before the first undecided transaction.
 2. ``LatestOffsets`` reads the keys of batches that were never compacted: {key: offset of its latest record}.
-3. ``Rewriter`` reads everything from the log start and returns the batches that stay.
+3. ``Rewriter`` reads the batches from the log start on and returns those that stay.
 
 Offsets never change. Removed records leave a gap batch (``records.gaps``), so that a compacted log has no
 missing offsets, and damage in it is detected as in any other log (R24). The rules and their reasons:
@@ -16,15 +16,16 @@ missing offsets, and damage in it is detected as in any other log (R24). The rul
 * If a producer's state refers to a batch of which records are removed, the first gap in that batch describes
   it, so that a repetition of the batch and the next sequence are still recognized (R28). The description
   stays as long as the state refers to the batch. A transactional batch of this kind stays unchanged.
-* A batch that would not become smaller stays unchanged.
+* A batch that would not become smaller keeps all its records.
 * A tombstone is removed if an earlier pass, which ended at least ``delete.retention.ms`` ago, has compacted
-  all offsets before it, so that a consumer that reads from the start has received the tombstone. It
-  stays if an older record of its key remains in a batch that stayed unchanged or cannot be read. The caller
+  all offsets up to it, so that a consumer that reads from the start has received the tombstone. It stays if
+  an older record of its key remains in a batch that keeps all its records or cannot be read. The caller
   limits the offsets of removed tombstones, and allows none while an absent replica may have the older records
   but not the tombstone (R41).
-* An abort marker stays, because the index of aborted transactions refers to it. A commit marker is removed by
-  the rules for tombstones. Two commit markers stay: a producer's last marker, which carries its epoch (R31),
-  and the last commit marker before an abort marker of the same producer. Otherwise a replica that was absent
+* An abort marker stays, because the index of aborted transactions refers to it. A commit marker is removed
+  after the same time as a tombstone, at the earliest after a day. It stays if a batch of its transaction
+  stayed unchanged. A producer's last marker stays, because it carries the producer's epoch (R31). The last
+  commit marker before an abort marker of the same producer stays, too. Otherwise a replica that was absent
   since before the commit would take the abort for the end of the committed transaction.
 """
 
@@ -89,7 +90,7 @@ def _map_keys(keys: Sequence[bytes | None]) -> Sequence[bytes | None]:
 
 
 class Survey:
-    """Reads the headers of all batches from the log start to the end of the last closed segment.
+    """Reads the headers of all batches of a pass: from the start of the first segment to the end of the last.
 
     Call ``take`` for all batches, then ``finish``.
     """
@@ -174,16 +175,18 @@ stayed or a tombstone may be removed."""
 
 
 class LatestOffsets:
-    """Maps each map key to the offset of its latest record in the batches that were read.
+    """Maps each map key to the offset of its latest record in the batches that were read. The keys of
+    ``remembered`` are in the map from the beginning.
 
-    ``end_offset`` (exclusive) is the end of the last batch that was read. ``is_full``: the map has the
-    maximum number of keys, so no further batch should be read.
+    ``end_offset`` (exclusive) is the end of the last batch that was read. ``is_full``: the map has at least
+    the maximum number of keys, so no further batch should be read.
     """
 
     __slots__ = ("_max_keys", "end_offset", "offsets")
 
     def __init__(self, max_keys: int, remembered: Remembered) -> None:
-        """``remembered`` are the tombstones and markers that the previous pass found."""
+        """``remembered`` are the keys that the previous pass stored for this one. ``max_keys`` limits the
+        number of other keys."""
         self._max_keys = max(max_keys, 1) + len(remembered)
         self.offsets: dict[bytes | None, int] = dict(remembered)
         self.end_offset = NO_OFFSET
@@ -193,7 +196,7 @@ class LatestOffsets:
         return len(self.offsets) >= self._max_keys
 
     def take(self, batch: memoryview, facts: Facts) -> None:
-        """Read a complete batch below ``facts.end_offset``. Raises CorruptBatchError if its CRC is wrong."""
+        """Read a complete batch below ``facts.end_offset``. Raises CorruptBatchError if it is damaged."""
         header = check(batch)
         self.end_offset = header.next_offset
         if header.is_control or (
@@ -227,24 +230,24 @@ class Written(NamedTuple):
 
 
 class Horizons(NamedTuple):
-    """The offsets (exclusive) below which tombstones and commit markers that the previous pass found may be
-    removed."""
+    """The offsets (exclusive) below which tombstones and commit markers may be removed."""
 
     tombstones: int
     markers: int
 
 
 class Rewriter:
-    """Takes every batch from the log start in order, and returns the batches that stay.
+    """Takes every batch of the segments in order, and returns the batches that stay.
 
-    ``has_changed``: whether the output differs from the input since the caller last reset it.
-    ``removed_records``: the number of removed records.
+    ``has_changed``: whether the output has differed from the input since the caller last set the field to
+    False, except for merged gap batches. ``removed_records``: the number of removed records.
     """
 
     def __init__(
         self, facts: Facts, latest: LatestOffsets, end_offset: int, horizons: Horizons, remembered: Remembered
     ) -> None:
-        """Batches at or above ``end_offset``, which is the base offset of a batch, stay unchanged.
+        """Batches at or above ``end_offset``, which is a batch boundary, stay unchanged, except gap batches,
+        which may be merged.
 
         A tombstone may be removed only if it is in ``remembered``: only then does ``latest`` contain its key,
         so that this pass also removes every older record of the key.
@@ -265,7 +268,7 @@ class Rewriter:
 
     def take(self, batch: memoryview) -> list[Written]:
         """Take one batch. Return the output batches that are now complete, if any. Raises CorruptBatchError
-        if the CRC of ``batch`` is wrong."""
+        if the batch is damaged."""
         header = check(batch)
         if is_gap(header):
             return self._take_gap(batch, header)
@@ -284,8 +287,8 @@ class Rewriter:
             return self._opaque(batch, header)
 
     def flush(self) -> list[Written]:
-        """End the pending gap, and return it as gap batches; empty if there is none. Called at the end of
-        each segment."""
+        """End the pending gap, and return it as gap batches; empty if there is none. The caller must call
+        this at the end of each new segment."""
         gap, self._gap = self._gap, None
         if gap is None:
             return []
@@ -303,11 +306,12 @@ class Rewriter:
     def _skip(
         self, base_offset: int, next_offset: int, leader_epoch: int, replaced: ReplacedBatch | None = None
     ) -> list[Written]:
-        """Add the removed offsets [``base_offset``, ``next_offset``) to the pending gap.
+        """Add the removed offsets [``base_offset``, ``next_offset``) to the pending gap. Return the gap
+        batches that are now complete.
 
-        If they cannot be added, the pending gap ends: because their leader epoch differs, they begin the next
-        one; because a batch must be described (``replaced``), they are a gap of their own. Return the batches
-        that are now complete.
+        If the leader epoch of the pending gap differs, that gap ends, and the offsets begin the next one. If
+        ``replaced`` is given, the pending gap ends, and the offsets become a gap of their own, which
+        describes ``replaced``.
         """
         if replaced is not None:
             data = build_gap(base_offset, next_offset - base_offset, leader_epoch, replaced)
@@ -355,8 +359,8 @@ class Rewriter:
         return self._keep(batch, header, is_kept=True)
 
     def _keep(self, batch: memoryview, header: BatchHeader, *, is_kept: bool) -> list[Written]:
-        """Keep all records of a batch. If ``is_kept``, a producer's state refers to the batch, so it stays
-        unchanged. Otherwise clear the producer id of a transactional batch."""
+        """Keep all records of a batch. Unless ``is_kept``, clear the producer id and the transactional bit of
+        a transactional batch."""
         if not header.is_transactional:
             return self._whole(batch, header)
         if is_kept:

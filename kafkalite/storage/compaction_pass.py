@@ -46,8 +46,9 @@ class CompactionPass:
     """One pass. ``compacted_to`` (exclusive) is the end of the compacted offsets; it is valid if
     ``is_complete``.
 
-    ``is_given_up``: the pass ended because the log was truncated or closed, or segments of the pass were
-    deleted. ``has_more``: not all keys fitted in memory, so another pass should follow at once.
+    ``is_given_up``: the pass ended because a swap was not done: the log was truncated, closed or taken
+    offline, or segments of the pass were deleted. ``has_more``: not all keys fitted in memory, so another
+    pass should follow at once.
     """
 
     fs: FileSystem
@@ -78,7 +79,7 @@ class CompactionPass:
     def steps(self) -> Steps:
         """Yield the jobs of the pass. When the generator ends or is closed, temporary files are removed.
 
-        Raises CorruptLogError if a segment is damaged, OSError, DiskFullError.
+        Raises CorruptLogError if a segment is damaged; OSError, StorageExhaustedError.
         """
         try:
             yield from self._run()
@@ -175,7 +176,7 @@ class CompactionPass:
 
     def _rewrite(self, group: Sequence[Segment], rewriter: Rewriter) -> Steps:
         """Write the remaining batches of ``group`` as one new segment, which replaces the group. If the group
-        is a single segment from which nothing was removed, keep that segment."""
+        is a single segment that would not change, keep that segment."""
         first, last = group[0], group[-1]
         new = Segment(
             self.fs,

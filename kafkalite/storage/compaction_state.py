@@ -1,4 +1,4 @@
-"""CompactionState: how far one log is compacted, and the keys that its last pass remembered."""
+"""CompactionState: how far one log is compacted, and the keys that the last pass stored for the next one."""
 
 # Tests: tests/storage/test_compaction.py
 
@@ -42,10 +42,10 @@ class Cleanable(NamedTuple):
 
 
 class CompactionState:
-    """How far one log is compacted, and the tombstones and markers that its last pass found.
+    """How far one log is compacted, and the results of its last complete pass that the next one uses.
 
-    Invariant: ``_remembered`` and ``_surveyed_to`` are results of the last pass in ``_points``. If those
-    results are not known, they are empty and 0.
+    ``_remembered`` and ``_surveyed_to`` are results of the complete passes in this process. They are empty
+    and 0 before the first one, and again when ``points`` finds that the log was truncated.
     """
 
     __slots__ = ("_directory", "_fs", "_points", "_remembered", "_surveyed_to")
@@ -63,7 +63,8 @@ class CompactionState:
         return layout.join(self._directory, layout.COMPACTION_FILE)
 
     def points(self, state: LogState) -> CompactionPoints:
-        """Return the saved compaction points; empty points if the file is missing or cannot be read."""
+        """Return the compaction points that are valid for a log with ``state``. Return empty points if the
+        file is missing or damaged, or if a truncation has made the points invalid."""
         if self._points is None:
             try:
                 self._points = decode_compaction(self._fs.read_bytes(self._path), self._path)
@@ -80,7 +81,8 @@ class CompactionState:
         return held
 
     def cleanable(self, segments: Sequence[Segment], state: LogState) -> Cleanable:
-        """Return the total size of ``segments``, which a pass may compact, and of their dirty part."""
+        """Return the total size of ``segments``, which a pass may compact, and of their dirty part. Nothing
+        is dirty if the last pass could not have compacted more."""
         total_bytes = sum(segment.size_bytes for segment in segments)
         if not segments or segments[-1].next_offset <= self._surveyed_to:
             return Cleanable(total_bytes, 0)
@@ -147,7 +149,8 @@ def _horizon(points: CompactionPoints, now_ms: int, age_ms: int) -> int:
 def _thinned(
     passes: tuple[tuple[int, int], ...], now_ms: int, config: LogConfig
 ) -> tuple[tuple[int, int], ...]:
-    """Drop the passes older than the retention of tombstones and markers; return at most _MAX_PASSES."""
+    """Drop the passes older than the retention of tombstones and markers, except the newest of them. If more
+    than _MAX_PASSES are left, also drop every other pass of the older half."""
     longest_ms = max(config.delete_retention_ms, MARKER_RETENTION_MS)
     old = sum(wall_ms + longest_ms <= now_ms for _, wall_ms in passes)
     kept = passes[max(old - 1, 0) :]

@@ -7,8 +7,8 @@ The new segment is written and synced under a temporary name. Then these steps f
     unlink the other segments of these offsets and all their indexes, sync the directory
     rename it to <base offset>.log, replacing the old one, sync the directory
 
-If a start finds a ``.swap`` file, it repeats the second and third step. The second sync ensures that no old
-segment reappears beside the new one after a crash.
+If a start finds a ``.swap`` file, it repeats the steps in the last two lines. The sync between them ensures
+that no old segment reappears beside the new one after a crash.
 
 ``<replaced>`` is a digest of the log's directory name and of all batch headers of the first old segment, and
 ``<content>`` one of the new segment. The headers have the CRCs of the batches. So a swap file of another log,
@@ -77,7 +77,7 @@ class SwapWork:
 
     def run(self) -> None:
         """Replace the old segments by the new one, which is complete and synced at ``temporary_path``. Raises
-        OSError, DiskFullError."""
+        OSError, StorageExhaustedError."""
         fs = self.fs
         path = layout.join(self.directory, self.swap_name)
         try:
@@ -113,8 +113,8 @@ def _take_place(fs: FileSystem, directory: str, swap_name: str, names: Sequence[
 def finish_swaps(fs: FileSystem, directory: str, names: list[str]) -> list[str]:
     """Complete the swaps that a crash interrupted. Takes and returns the names of the files in the directory.
 
-    A ``.swap`` file that ``swap_problem`` refuses is renamed to a name with ``.damaged-``, and the segments
-    stay. Raises CorruptLogError, with the file and the segments unchanged, as ``swap_problem``.
+    A ``.swap`` file for which ``swap_problem`` returns a problem is renamed to a name with ``.damaged-``, and
+    the segments stay. Raises the errors of ``swap_problem``, with that file and the segments unchanged.
     """
     for name in [one for one in names if layout.parse_swap_file_name(one) is not None]:
         swap = layout.parse_swap_file_name(name)
@@ -137,10 +137,12 @@ def finish_swaps(fs: FileSystem, directory: str, names: list[str]) -> list[str]:
 def swap_problem(fs: FileSystem, directory: str, name: str, names: Sequence[str]) -> str | None:
     """Return why the swap of the file ``name`` must not be completed, or None if it must (R42).
 
-    ``names`` are the names of all files in the directory. A swap is completed only if its name identifies the
-    log, the first segment to be replaced and its own batches. That segment remains until the last step, so it
-    is there after every crash. Raises CorruptLogError if the swap must not be completed, but segments are
-    missing whose records only this file may have; OSError.
+    ``names`` are the names of all files in the directory. A swap must be completed if the name of its file
+    identifies the log, the first segment to be replaced and the batches of the file. The first segment stays
+    until the last step of a swap, so it is there after every crash.
+
+    Raises CorruptLogError if the swap must not be completed, but segments are missing whose records only this
+    file may have; OSError.
     """
     swap = layout.parse_swap_file_name(name)
     assert swap is not None

@@ -1,7 +1,7 @@
 """Damage: describes a log whose records are lost or cannot be trusted, and finds its intact batches.
 
-A damaged log is read-only up to its sound end. The local node only marks it. In a cluster the controller
-decides how it is repaired, and on a single node the operator (R24).
+A damaged log can be read up to its sound end, but not written. The local node only marks the log as damaged.
+In a cluster the controller decides how the log is repaired; on a single node the operator does (R24).
 """
 
 # Tests: tests/storage/test_log.py
@@ -27,9 +27,9 @@ class Damage:
     """The damage of one log.
 
     ``sound_end_offset`` is exclusive: the records below it are intact and can be read. ``records_in_doubt``
-    is the number of offsets at or above it that are known to have been written but that no intact batch
-    contains; None if it is unknown. If the end of the log is lost, more may be missing: the records that were
-    written after the last saved recovery point.
+    is the number of offsets at or above it that are known to have been written, but whose records are lost or
+    cannot be trusted; None if it is unknown. If the end of the log is lost, more may be missing: the records
+    that were written after the last saved recovery point.
     """
 
     cause: str
@@ -42,7 +42,7 @@ class Damage:
 
     @property
     def known_end_offset(self) -> int:
-        """The exclusive end of the records that the log is known to have had; it may have had more."""
+        """An offset that the log end is known to have reached. The log may have had more records."""
         return self.sound_end_offset + (self.records_in_doubt or 0)
 
     @property
@@ -89,8 +89,8 @@ _MAX_DISTANCE: Final = 1 << 40
 
 
 def find_batch(view: memoryview, position: int, from_offset: int) -> Found | None:
-    """Return the first intact batch at or after ``position`` with a base offset of at least ``from_offset``;
-    None if there is none.
+    """Return the first intact batch at or after ``position`` with a base offset in [``from_offset``,
+    ``from_offset`` + _MAX_DISTANCE); None if there is none.
 
     Every byte position is tried, since the length field of a damaged batch cannot be trusted. Zeros are
     skipped fast.
@@ -110,8 +110,8 @@ def find_batch(view: memoryview, position: int, from_offset: int) -> Found | Non
 
 
 def batch_at(view: memoryview, position: int, from_offset: int) -> BatchHeader | None:
-    """Return the header of the intact batch at ``position`` if its base offset is at least ``from_offset``,
-    else None."""
+    """Return the header of the batch at ``position`` if the batch is intact and its base offset is in
+    [``from_offset``, ``from_offset`` + _MAX_DISTANCE); else None."""
     if position + _CANDIDATE.size > len(view):
         return None
     base_offset, _, _, last_offset_delta = _CANDIDATE.unpack_from(view, position)
@@ -125,19 +125,24 @@ def batch_at(view: memoryview, position: int, from_offset: int) -> BatchHeader |
 
 
 def head_of(view: memoryview) -> BatchHeader | None:
-    """Return the header of the first batch, or None if the batch is damaged. The base offset may be wrong,
-    because the CRC does not cover it."""
+    """Return the header of the first batch. Return None if the batch is damaged or its base offset is
+    _MAX_DISTANCE or more. The base offset may be wrong, because the CRC does not cover it."""
     return batch_at(view, 0, 0)
 
 
 def intact_runs(view: memoryview, position: int, from_offset: int) -> Iterator[Intact]:
     """Yield the runs of intact batches at or after ``position``, in order of offsets.
 
-    ``from_offset`` is the offset that is expected at ``position``. The CRC does not cover a batch's base
-    offset, so some batches are skipped although their CRC is correct. If a batch has a higher offset than
-    expected, its base offset counts as damaged in two cases: a batch with a lower offset follows, or the
-    batch directly follows another one and the next batch does not continue it. A batch with a lower offset
-    than expected is a copy of an earlier batch, or misplaced (see ``misplaced_runs``).
+    ``from_offset`` is the offset that is expected at ``position``. At the end of a run, the end offset of the
+    run is expected. The CRC does not cover the base offset of a batch, so some batches with a correct CRC are
+    skipped:
+
+    * A batch with a lower base offset than expected is a copy of an earlier batch, or misplaced (see
+      ``misplaced_runs``).
+    * If a batch has a higher base offset than expected, that offset may be damaged. The batch is skipped if
+      it is directly followed by an intact batch whose base offset is at least the expected one and at most
+      that of the skipped batch. It is also skipped if it lies where the expected batch should be and is not
+      directly followed by an intact batch that continues it.
     """
     found = find_batch(view, position, from_offset)
     while found is not None:
@@ -158,12 +163,13 @@ def intact_runs(view: memoryview, position: int, from_offset: int) -> Iterator[I
 def misplaced_runs(
     view: memoryview, from_offset: int, runs: Sequence[Intact], end_offset: int
 ) -> list[Intact]:
-    """Return the intact batches that are at the wrong position in the file: they lie between ``runs``, the
-    result of ``intact_runs``, and no run has their offsets.
+    """Return the runs of intact batches that are at the wrong position in the file: they lie outside of
+    ``runs``, the result of ``intact_runs``, and no other run has their offsets.
 
-    ``from_offset`` and ``end_offset`` bound the offsets of the file. A batch with a damaged base offset looks
-    the same. So a single batch is returned only if it ends at ``end_offset``, or if it fills, alone or with
-    other single batches, all offsets between two runs.
+    The file should have the offsets [``from_offset``, ``end_offset``), or up to the end of the last run if
+    that is higher. A batch with a damaged base offset looks like a misplaced one. So a run of a single batch
+    is returned only if it ends at the end of these offsets, or if it fills completely, alone or with other
+    single batches, a range of offsets that the other runs lack.
     """
     chosen, single = list(runs), list[Intact]()
     end_offset = max([end_offset, *(one.end_offset for one in runs)])
@@ -202,7 +208,7 @@ def _start_of(run: Intact) -> int:
 
 
 def _insert(chosen: list[Intact], run: Intact) -> None:
-    """Insert ``run`` into ``chosen``, which are in order of offsets, unless it overlaps one of them."""
+    """Insert ``run`` into ``chosen``, a list in order of offsets, unless it overlaps a run in the list."""
     at = bisect_right(chosen, run.start_offset, key=_start_of)
     if at and chosen[at - 1].end_offset > run.start_offset:
         return

@@ -1,8 +1,9 @@
 """The operating system's file system: pwrite, fdatasync, mmap, posix_fallocate.
 
-Files are created with mode 0600, directories with 0700. Symbolic links are never followed. Only regular files
-are opened: a pipe or a device could block. Reads use a shared read-only map. Writes never use a map, because
-a store into a map on a full disk kills the process before an error can be returned.
+Files are created with mode 0600, directories with 0700, and missing parents of a directory with the default
+mode. Only regular files are opened as files: symbolic links are refused, and a pipe or a device could block.
+Maps are read-only, because a store into a map on a full disk kills the process before an error can be
+returned.
 """
 
 # Tests: tests/storage/test_filesystem.py
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import mmap
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -38,10 +41,13 @@ _DIRECTORY_MODE: Final = 0o700
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _BOOT_ID_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
+_GET_GENERATION: Final = 0x80087601  #: FS_IOC_GETVERSION of Linux on 64 bits
 _LOCKS_FILE: Final = Path("/proc/locks")
 _FULL_HINT: Final = "free space; nothing was lost"
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 _NO_DESCRIPTOR: Final = {errno.EMFILE, errno.ENFILE}
+#: For how long ``shortage`` reports that a file could not be opened. Clients repeat a read more often.
+_REFUSAL_S: Final = 10.0
 _READ_ONLY: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
@@ -65,7 +71,7 @@ def _exhausted(error: OSError, path: str) -> StorageExhaustedError | None:
 
 @contextmanager
 def _translating(path: str) -> Iterator[None]:
-    """Convert an OSError that an exhausted resource has caused to a StorageExhaustedError."""
+    """Convert an OSError to a StorageExhaustedError if its cause is an exhausted resource."""
     try:
         yield
     except OSError as error:
@@ -109,6 +115,8 @@ def _open_regular(path: str, flags: int) -> int:
         wrong = None
         with suppress(OSError):
             wrong = _wrong_type(path, os.lstat(path).st_mode)
+        if isinstance(error, NotADirectoryError):
+            wrong = _not_a_directory(path)
         raise wrong or error from error
     wrong = _wrong_type(path, os.fstat(fd).st_mode)
     if wrong is not None:
@@ -138,7 +146,7 @@ def _not_a_directory(path: str) -> WrongFileTypeError | None:
 
 
 class RealFile:
-    """A file descriptor. Dropping the last reference closes it, so a sync in a thread keeps it open."""
+    """A file descriptor. Dropping the last reference to the object closes it."""
 
     __slots__ = ("_fd", "_fs", "_path")
 
@@ -234,23 +242,25 @@ class RealFileSystem:
     Its threads start with the first ``run_all`` of more than one job, and end when the object is dropped.
     """
 
-    __slots__ = ("_min_free_bytes", "_owner", "_threads")
+    __slots__ = ("_last_refusal", "_min_free_bytes", "_owner", "_threads")
 
     is_memory = False
 
     def __init__(self, *, min_free_bytes: int = 0, owner: str = "") -> None:
-        """``File.allocate`` keeps ``min_free_bytes``, but at most a tenth of the disk, free for small files
-        (R54).
+        """``File.allocate`` leaves ``min_free_bytes`` of the disk free for small files, or a tenth of the
+        disk if that is less (R54).
 
         ``owner`` is the name of the node in errors.
         """
         self._min_free_bytes = min_free_bytes
         self._owner = owner
+        #: When an open last failed because no descriptor was left, and the message.
+        self._last_refusal = (-math.inf, "")
         self._threads: ThreadPoolExecutor | None = None
 
     def open(self, path: str, *, create: bool = False) -> File:
         try:
-            return RealFile(_open_regular(path, _OPEN_FLAGS), path, self)
+            return self._open(path, _OPEN_FLAGS)
         except FileNotFoundError:
             if not create:
                 raise
@@ -261,8 +271,15 @@ class RealFileSystem:
         except OSError as error:
             if error.errno not in _READ_ONLY or create:
                 raise
-            return RealFile(_open_regular(path, _READ_FLAGS), path, self)  # read-only, for inspection
-        return RealFile(_open_regular(path, _OPEN_FLAGS | os.O_CREAT), path, self)
+            return self._open(path, _READ_FLAGS)  # read-only, for inspection
+        return self._open(path, _OPEN_FLAGS | os.O_CREAT)
+
+    def _open(self, path: str, flags: int) -> RealFile:
+        try:
+            return RealFile(_open_regular(path, flags), path, self)
+        except TooManyOpenFilesError as error:
+            self._last_refusal = time.monotonic(), error.message
+            raise
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
@@ -310,7 +327,11 @@ class RealFileSystem:
             os.close(fd)
 
     def shortage(self, path: str) -> str | None:
-        return self.shortage_of(os.statvfs(path), SHORTAGE_BYTES)
+        refused_s, problem = self._last_refusal
+        if time.monotonic() < refused_s + _REFUSAL_S:
+            return problem
+        shortage = self.shortage_of(os.statvfs(path), SHORTAGE_BYTES)
+        return None if shortage is None else f"no space left in {path}: {shortage}"
 
     def shortage_of(self, disk: os.statvfs_result, wanted_bytes: int) -> str | None:
         """Return why no file on ``disk`` may grow by ``wanted_bytes``, or None."""
@@ -328,8 +349,21 @@ class RealFileSystem:
         except OSError:  # not Linux
             return ""
 
+    def file_id(self, path: str) -> str:
+        with _translating(path):
+            descriptor = os.open(path, _READ_FLAGS)
+        try:
+            status = os.fstat(descriptor)
+            # Numbers of inodes are used again, with another generation.
+            generation = fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))
+            return f"{status.st_ino}.{generation.hex()}"
+        except OSError:  # the file system has no generations
+            return f"{status.st_ino}.{status.st_ctime_ns}"  # no program can set the time of the last change
+        finally:
+            os.close(descriptor)
+
     def read_bytes(self, path: str) -> bytes:
-        file = RealFile(_open_regular(path, _READ_FLAGS), path, self)
+        file = self._open(path, _READ_FLAGS)
         return file.read_at(0, file.size())
 
     def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
@@ -369,9 +403,10 @@ class RealFileSystem:
 
 
 def lock_holder(path: str) -> int | None:
-    """Return the id of the process that holds the lock file ``path``, or None if no process holds it.
+    """Return the id of the process that has locked the file ``path``. Return None if no process has, or if
+    the file cannot be read.
 
-    On Linux the lock is not taken to find out, because a process that starts meanwhile would be refused.
+    On Linux this does not try to take the lock, because a process that starts meanwhile would be refused.
     """
     try:
         fd = _open_regular(path, _READ_FLAGS)
@@ -392,8 +427,8 @@ def lock_holder(path: str) -> int | None:
 
 
 def _flock_holders(inode: int) -> set[int] | None:
-    """Return the ids of the processes that hold a flock on a file with this inode number; None if the system
-    does not list locks."""
+    """Return the ids of the processes that hold, or wait for, a flock on a file with this inode number; None
+    if the system does not list locks."""
     try:
         lines = _LOCKS_FILE.read_text().splitlines()
     except OSError:  # not Linux

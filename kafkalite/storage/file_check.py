@@ -15,6 +15,7 @@ from kafkalite.errors import CorruptLogError, StorageError, WrongFileTypeError
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
     START_COUNT,
+    START_FILE,
     LogState,
     decode_clean_shutdown,
     decode_compaction,
@@ -36,17 +37,20 @@ REPAIRED: Final = "repaired at the next start"
 DAMAGED: Final = "damaged"
 UNCHECKED: Final = "cannot be checked"
 UNUSED: Final = "not used"
+LOST_THERE: Final = "records there are lost"
+LOST_BEFORE: Final = "the records between them are lost, and this segment is kept"
+CORRECTED: Final = "it is corrected, no record is lost"
 
 
 class Finding(NamedTuple):
     """A problem at a position (in bytes) of a file. ``is_damage``: recovery would not repair it.
-    ``loses_records``: ``kl log accept-loss`` cannot keep the records there."""
+    ``outcome`` states what ``kl log accept-loss`` would do about it."""
 
     path: str
     position: int
     problem: str
     is_damage: bool = True
-    loses_records: bool = True
+    outcome: str = LOST_THERE
 
     @property
     def state(self) -> str:
@@ -66,7 +70,8 @@ class FileVerdict(NamedTuple):
 
 
 class DirectoryVerdict(NamedTuple):
-    """The result of checking the files of a directory that is no log; directories in it are not checked."""
+    """The result of checking the files of a data directory or of its metadata. Directories in it are not
+    checked."""
 
     directory: str
     findings: list[Finding]
@@ -140,6 +145,7 @@ def check_node_files(fs: FileSystem, directory: str) -> DirectoryVerdict:
     for name, decode in (
         (layout.CLEAN_SHUTDOWN_FILE, decode_clean_shutdown),
         (layout.START_COUNT_FILE, lambda data, path: decode_lines(START_COUNT, data, path)),
+        (layout.START_FILE_FILE, lambda data, path: decode_lines(START_FILE, data, path)),
         (layout.BOOT_ID_FILE, _matching(_BOOT_ID, "a boot id")),
     ):
         if name in names:
@@ -171,6 +177,7 @@ def check_node_files(fs: FileSystem, directory: str) -> DirectoryVerdict:
         layout.NODE_FILE,
         layout.CLEAN_SHUTDOWN_FILE,
         layout.START_COUNT_FILE,
+        layout.START_FILE_FILE,
         layout.RECOVERY_POINTS_FILE,
         layout.RECOVERY_POINTS_COPY,
     }
@@ -183,8 +190,8 @@ def check_node_files(fs: FileSystem, directory: str) -> DirectoryVerdict:
 def _had_metadata(names: Iterable[str], listed: Iterable[str]) -> bool:
     """Whether a node with the files ``names`` and the recovery points ``listed`` has stored metadata.
 
-    True for a voter, and for a single node that has run before. A broker of a cluster that is no voter stores
-    no metadata.
+    True for a voter, and for a single node that has run before. In a cluster, a broker that is not a voter
+    stores no metadata.
     """
     if layout.VOTERS_FILE in names:
         return True
@@ -215,7 +222,8 @@ def _check_points(fs: FileSystem, path: str, findings: list[Finding]) -> tuple[s
 def check_log_files(
     fs: FileSystem, directory: str, names: Iterable[str], findings: list[Finding]
 ) -> LogState:
-    """Check the small files of a log and add findings. Return its state."""
+    """Check the small files of a log and add findings. Return the log's state. If its file is missing or
+    damaged, return the state of a new log."""
     state: LogState | None = None
     for name in names:
         path = layout.join(directory, name)
@@ -276,8 +284,10 @@ def try_decode(
     *,
     is_damage: bool = True,
 ) -> T | None:
-    """Return the decoded content of a file. If it cannot be decoded, add a finding, which gets ``is_damage``,
-    and return None."""
+    """Return the decoded content of a file. If it cannot be read or decoded, add a finding and return None.
+
+    The finding gets ``is_damage``, except that it is always damage if the operating system refuses the read.
+    """
     data = _read(fs, path, findings, is_damage=is_damage)
     if data is None:
         return None
@@ -295,7 +305,8 @@ def try_decode(
 def _read(fs: FileSystem, path: str, findings: list[Finding], *, is_damage: bool) -> bytes | None:
     """Return the content of a file. If it cannot be read, add a finding and return None.
 
-    If something else than a file is at ``path``, the finding gets ``is_damage``.
+    If something other than a regular file is at ``path``, the finding gets ``is_damage``. Any other finding
+    is damage.
     """
     try:
         return fs.read_bytes(path)

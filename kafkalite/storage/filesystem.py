@@ -1,12 +1,12 @@
 """The interface to the disk. ``disk`` implements it with real files, ``memory_filesystem`` in memory.
 
 Paths are text with ``/``. Every method may raise OSError, DiskFullError if the disk is full, and
-TooManyOpenFilesError if no file descriptor is left, which leaves names and contents unchanged. After any
-error of ``File.sync``, the unsynced data of that file must be considered lost (R26).
+TooManyOpenFilesError if no file descriptor is left. After any error of ``File.sync``, the unsynced data of
+that file must be considered lost (R26).
 
 A directory, symbolic link, pipe, socket or device in the place of a file is never read: WrongFileTypeError is
-raised at once. If a file is to be created, replaced or unlinked in its place, it is first renamed to a name
-with ``.damaged-``.
+raised at once. But ``open`` with ``create`` renames it to a name with ``.damaged-`` and creates the file, and
+``rename`` and ``unlink`` give such a name to a directory in the place of a file.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ class File(Protocol):
     def map(self, length: int) -> memoryview:
         """Return a read-only view of the first ``length`` bytes, which must exist.
 
-        The view shows later writes to those bytes until ``allocate`` makes the file longer; then a new view
-        is needed. The view remains valid after close, rename and unlink. Accessing bytes that ``truncate``
-        has removed kills the process.
+        The view shows later writes to those bytes until the file becomes longer; then a new view is needed.
+        The view remains valid after close, rename and unlink. Accessing bytes that ``truncate`` has removed
+        may kill the process.
         """
         ...
 
     def size(self) -> int: ...
 
     def allocate(self, length: int) -> None:
-        """Make the file at least ``length`` bytes long. New bytes are zero and have reserved disk space.
+        """Make the file at least ``length`` bytes long. New bytes are zero. Their disk space is reserved if
+        the operating system supports that.
 
         Raises DiskFullError, also if less free space than a configured minimum would remain (R54).
         """
@@ -59,7 +60,7 @@ class File(Protocol):
     def truncate(self, length: int) -> None: ...
 
     def sync(self) -> None:
-        """Return when the file's bytes and size are on stable storage. May be called from any thread."""
+        """Wait until the file's bytes and size are on stable storage. May be called from any thread."""
         ...
 
     def close(self) -> None: ...
@@ -70,16 +71,16 @@ class Lock(Protocol):
 
 
 class FileSystem(Protocol):
-    """A file system. A name is durable only after ``sync_dir`` of its directory."""
+    """A file system. A new, changed or removed name is durable only after ``sync_dir`` of its directory."""
 
     #: Whether the files are in memory: no call waits, open files use no descriptors, and only one thread may
     #: use the file system.
     is_memory: bool
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file for reading and writing. If the file is missing and ``create`` is True, create it.
+        """Open a file for reading and, if it is writable, for writing. If ``create``, create a missing file.
 
-        Raises FileNotFoundError if the file is missing and ``create`` is False; WrongFileTypeError.
+        Raises FileNotFoundError, WrongFileTypeError.
         """
         ...
 
@@ -92,11 +93,11 @@ class FileSystem(Protocol):
         ...
 
     def make_dirs(self, path: str) -> None:
-        """Create the directory and its parents. Has no effect if the directory exists."""
+        """Create the directory and its missing parents. Has no effect if the directory exists."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file within one directory. An existing ``new`` is replaced."""
+        """Rename a file or directory within its parent directory. An existing file ``new`` is replaced."""
         ...
 
     def unlink(self, path: str) -> None: ...
@@ -106,7 +107,8 @@ class FileSystem(Protocol):
     def sync_dir(self, path: str) -> None: ...
 
     def shortage(self, path: str) -> str | None:
-        """Return why a file in the directory ``path`` cannot grow by SHORTAGE_BYTES; None if it can."""
+        """Return why files in the directory ``path`` cannot grow by SHORTAGE_BYTES, or why no file descriptor
+        was left in the last seconds. Return None if there is neither problem."""
         ...
 
     def boot_id(self) -> str:
@@ -114,12 +116,17 @@ class FileSystem(Protocol):
         bytes."""
         ...
 
+    def file_id(self, path: str) -> str:
+        """Return a text that a copy of the file does not have, even one with the same name, content and times
+        (``cp -a``). Raises FileNotFoundError."""
+        ...
+
     def read_bytes(self, path: str) -> bytes:
         """Return the whole file. Raises FileNotFoundError, WrongFileTypeError."""
         ...
 
     def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
-        """Replace the whole file durably. A crash leaves either the old or the new bytes.
+        """Create a file or replace all of its bytes, durably. A crash leaves the old or the new bytes.
 
         If ``sync_name`` is False, the new bytes are durable only after ``sync_dir`` of the directory.
         """
@@ -134,8 +141,8 @@ class FileSystem(Protocol):
         ...
 
     def lock(self, path: str) -> Lock:
-        """Lock ``path`` until the returned lock is released. Raises DataDirectoryError if another process has
-        locked it."""
+        """Lock the file ``path`` until the returned lock is released. Raises DataDirectoryError if it is
+        already locked."""
         ...
 
 
@@ -159,7 +166,7 @@ def write_atomically(self: FileSystem, path: str, data: bytes, *, sync_name: boo
 
 def set_aside(fs: FileSystem, path: str) -> str:
     """Rename the file or directory at ``path``, which must exist, to the next free name with ``.damaged-``
-    and a number. Return that name."""
+    and a number. Return the new path."""
     kept = damaged_name(fs, path)
     fs.rename(path, kept)
     logger.warning("renamed a path that is not a regular file %s", Fields(path=path, kept=kept))

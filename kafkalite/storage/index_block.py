@@ -20,12 +20,13 @@ r"""Encodes and decodes the blocks of index files, which contain their own check
 The owner and the two batches identify the segment: a segment file of another log, or an older version of
 this one, does not have them (R42).
 
-The first block of a file is written with the first batch of the segment. It has no entries and the end
-position 0: it only identifies the batch, and does not prove a sync.
+The block that is written with the first batch of the segment has no entries and the end position 0: it only
+identifies the batch, and does not prove a sync. In a block that does not identify a batch, the fields of that
+batch are 0.
 
 Blocks are appended with plain writes and never synced. If a crash truncates or damages a block, its CRC
-fails. This block and all later ones are then ignored and rebuilt from the log. An intact block after the
-first also proves that the log below its end was synced, because a block is written only afterwards.
+fails. This block and all later ones are then ignored and rebuilt from the log. An intact block whose end
+position is not 0 proves that the log below its end was synced: such a block is written only after that sync.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def decode_blocks(magic: bytes, data: bytes, entry_bytes: int) -> Iterator[tuple
 
 
 def last_block(magic: bytes, tail: bytes, entry_bytes: int) -> Block | None:
-    """Return the last block of an index file, of which ``tail`` are the last bytes. Return None if the block
-    is damaged or does not lie completely in ``tail``."""
+    """Return the last block of an index file. ``tail`` are the last bytes of the file. Return None if the
+    block is damaged or does not lie completely in ``tail``."""
     position = tail.rfind(magic)
     while position >= 0:
         for block, end in decode_blocks(magic, tail[position:], entry_bytes):

@@ -1,7 +1,7 @@
 """Reads the files of a data directory without opening it, for ``kl log dump|verify|index``.
 
-It locks and changes nothing, and returns problems as values. A log that is in use can be inspected too, but
-then its last batch may be incomplete, and its files end with allocated zeros.
+Nothing is locked or changed, and damage is returned, not raised. A log that is in use can be inspected too,
+but then its last batch may be incomplete, and its last file may end with allocated zeros.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from kafkalite.storage.checkpoints import (
 from kafkalite.storage.compaction_swap import swap_problem
 from kafkalite.storage.damage import Damage, repair_hint
 from kafkalite.storage.file_check import (
+    CORRECTED,
+    DAMAGED,
+    LOST_BEFORE,
     DirectoryVerdict,
     FileVerdict,
     Finding,
@@ -57,9 +60,10 @@ _TIME_ENTRY: Final = struct.Struct(">qI")
 
 
 class BatchAt(NamedTuple):
-    """A batch of a ``.log`` file. ``problem`` is None if the batch is intact.
+    """A batch of a ``.log`` file. ``problem`` is None if the batch is intact or was not checked.
 
-    If the header cannot be read, ``header`` is None, ``data`` is empty, and the walk through the file ends.
+    If the header is not valid, or the batch extends beyond the end of the file, ``header`` is None, ``data``
+    is empty, and no further batch of the file is read.
     """
 
     position: int
@@ -81,7 +85,8 @@ class IndexEntry(NamedTuple):
 
 
 class SegmentIndex(NamedTuple):
-    """The content of an index file. ``end_offset`` (exclusive) is the end of the log that its blocks cover.
+    """The content of an index file. ``end_offset`` (exclusive) is the end of the offsets that its intact
+    blocks cover.
 
     ``valid_bytes`` is the length of its intact blocks. ``is_whole``: the file ends with its last intact
     block.
@@ -94,8 +99,8 @@ class SegmentIndex(NamedTuple):
 
 
 class LogVerdict(NamedTuple):
-    """The result of verifying one log directory. The log's intact batches end at ``log_end_offset``
-    (exclusive)."""
+    """The result of verifying one log directory. ``log_end_offset`` (exclusive) is the end of the last batch
+    whose header can be read."""
 
     directory: str
     topic: str | None
@@ -117,7 +122,8 @@ class LogVerdict(NamedTuple):
 
 
 class ReadOnly:
-    """Wraps a file system: passes reads on, and ignores changes."""
+    """Wraps a file system: ignores the calls that rename, remove or replace files or sync a directory, and
+    passes all others on."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
@@ -129,7 +135,8 @@ class ReadOnly:
 
 
 class DryRun:
-    """Wraps a file system: keeps changed names and written files in memory, where later reads find them."""
+    """Wraps a file system: keeps the effects of ``rename``, ``unlink`` and ``write_atomically`` in memory,
+    where later reads find them."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
@@ -185,8 +192,9 @@ class DryRun:
 class LastSession(NamedTuple):
     """The state that the last process left in a data directory, from which the next start recovers its logs.
 
-    ``points`` and ``clean_ends`` are by name of the log. Only the logs that an orderly stop closed have a
-    clean end. ``may_lack_unsynced``: the system may have lost unsynced bytes of the other logs since then.
+    The keys of ``points`` and ``clean_ends`` are the names of log directories. Only the logs that an orderly
+    stop closed have a clean end. ``may_lack_unsynced``: the system may have lost unsynced bytes of the other
+    logs.
     """
 
     points: Mapping[str, RecoveryPoint]
@@ -202,7 +210,8 @@ class LastSession(NamedTuple):
 
 
 def read_last_session(fs: FileSystem, data_directory: str) -> LastSession:
-    """Read the files of a data directory. Files that cannot be read count as missing. Raises OSError."""
+    """Read the state that the last process left in a data directory. Files that are damaged or not regular
+    files count as missing. Raises OSError."""
     marker = read_marker(fs, data_directory)
     clean_ends = {} if marker is None else marker.ends
     return LastSession(read_points(fs, data_directory), clean_ends, may_lack_unsynced(fs, data_directory))
@@ -244,7 +253,8 @@ def damage_of(fs: FileSystem, directory: str, session: LastSession | None = None
 
 
 def was_compacted(fs: FileSystem, directory: str) -> bool:
-    """Whether a compaction has changed the log: its points are saved, or one of its segments has a gap batch.
+    """Whether a compaction may have changed the log: its points are saved, or one of its segments has a gap
+    batch.
 
     The points are saved at the end of the first pass, so a pass that was interrupted leaves only the gaps.
     ``kl log accept-loss`` writes gaps, too. Raises OSError.
@@ -252,18 +262,21 @@ def was_compacted(fs: FileSystem, directory: str) -> bool:
     names = fs.list_dir(directory)
     if layout.COMPACTION_FILE in names:
         return True
+    unopenable = {path for path, _ in unopenable_files(fs, directory)}
+    paths = (layout.join(directory, name) for name in _segment_files(names).values())
     return any(
         one.header is not None and one.problem is None and is_gap(one.header)
-        for name in _segment_files(names).values()
-        for one in iter_batches(fs, layout.join(directory, name))
+        for path in paths
+        if path not in unopenable
+        for one in iter_batches(fs, path)
     )
 
 
 def iter_batches(fs: FileSystem, path: str, *, verify: bool = True) -> Iterator[BatchAt]:
     """Yield the batches of a ``.log`` file in order. With ``verify``, check their CRCs and offsets.
 
-    A complete but damaged batch is reported, and iteration continues with the next one. Zeros at the end
-    are not reported. Other bytes that are not a batch are reported once, as the last item. Raises OSError.
+    After a complete batch with a valid header, iteration continues even if the batch is damaged. For other
+    bytes, one item is yielded, as the last one, and for zeros at the end, none. Raises OSError.
     """
     file = fs.open(path)
     view = file.map(file.size())
@@ -330,19 +343,21 @@ def read_index(fs: FileSystem, path: str) -> SegmentIndex:
     return SegmentIndex(entries, end_offset, valid_bytes, valid_bytes == len(data))
 
 
-def unopenable_files(fs: FileSystem, directory: str) -> list[Finding]:
-    """Return a finding for each file of a log that is a directory or a symbolic link, or cannot be opened."""
-    found: list[Finding] = []
-    for name in fs.list_dir(directory) if fs.exists(directory) else ():
+def unopenable_files(fs: FileSystem, directory: str) -> Iterator[tuple[str, OSError]]:
+    """Yield (path, error) for each file of a log that cannot be opened: a segment file, an index file,
+    ``log-state`` or ``partition.json``. The error is a WrongFileTypeError if the path is not a regular
+    file."""
+    for name in fs.list_dir(directory):
         if layout.parse_segment_file_name(name) or name in (layout.LOG_STATE_FILE, layout.PARTITION_FILE):
             path = layout.join(directory, name)
             try:
                 fs.open(path).close()
-            except WrongFileTypeError as error:
-                found.append(Finding(path, 0, f"cannot be opened as a file: it is {error.actual}"))
             except OSError as error:
-                found.append(Finding(path, 0, f"cannot be opened as a file: {error.strerror}"))
-    return found
+                yield path, error
+
+
+def _reason(error: OSError) -> str:
+    return f"it is {error.actual}" if isinstance(error, WrongFileTypeError) else str(error.strerror)
 
 
 def verify_log(fs: FileSystem, directory: str, session: LastSession | None = None) -> LogVerdict:
@@ -353,9 +368,21 @@ def verify_log(fs: FileSystem, directory: str, session: LastSession | None = Non
         raise DataDirectoryError(
             f"{directory} is not a log directory", hint="its name is <32 hex digits of topic id>-<partition>"
         )
-    findings = unopenable_files(fs, directory)
+    try:
+        everything = fs.list_dir(directory)
+    except WrongFileTypeError as error:
+        finding = Finding(directory, 0, f"{_reason(error)}, but must be a directory")
+        verdict = [FileVerdict(directory, DAMAGED, finding.problem)]
+        damage = damage_of(fs, directory.rstrip("/"), session)
+        return LogVerdict(
+            directory, None, parsed.topic_id, parsed.partition, 0, 0, 0, 0, 0, 0, [finding], damage, verdict
+        )
+    findings = [
+        Finding(path, 0, f"cannot be opened as a file: {_reason(error)}")
+        for path, error in unopenable_files(fs, directory)
+    ]
     unopenable = {layout.name_of(one.path) for one in findings}
-    names = [name for name in fs.list_dir(directory) if name not in unopenable]
+    names = [name for name in everything if name not in unopenable]
     state = check_log_files(fs, directory, names, findings)
     epochs = _EpochCheck(fs, directory, state)
     refused = {name for name in names if _is_refused(fs, directory, name, names, findings)}
@@ -383,7 +410,8 @@ def verify_log(fs: FileSystem, directory: str, session: LastSession | None = Non
     for end, base_offset in zip(ends, bases[1:], strict=False):
         if end != base_offset:
             path = layout.join(directory, files[base_offset])
-            findings.append(Finding(path, 0, f"the segment before it ends at offset {end}"))
+            problem = f"the segment before it ends at offset {end}"
+            findings.append(Finding(path, 0, problem, outcome=LOST_BEFORE))
     return LogVerdict(
         directory,
         _topic(fs, directory),
@@ -460,14 +488,14 @@ class _EpochCheck:
         latest = self._epochs.latest_epoch
         if header.leader_epoch > latest != NO_EPOCH:
             problem = f"leader epoch {header.leader_epoch}, but the last recorded one is {latest}"
-            self._newer.append(Finding(path, position, problem, loses_records=False))
+            self._newer.append(Finding(path, position, problem, outcome=CORRECTED))
             return
         self._found += self._newer
         self._newer = []
         try:
             self._epochs.check(header.leader_epoch, header.last_offset)
         except CorruptBatchError as error:
-            self._found.append(Finding(path, position, error.message, loses_records=False))
+            self._found.append(Finding(path, position, error.message, outcome=CORRECTED))
 
     def finish(self) -> list[Finding]:
         """Return the findings. If at least two of the last batches have later epochs than the file, the file

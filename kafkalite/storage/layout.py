@@ -1,4 +1,4 @@
-"""Builds and parses every file and directory name of a data directory.
+"""Builds and parses the names of the files and directories in a data directory.
 
 ::
 
@@ -19,7 +19,8 @@
         <20-digit base offset>.index        offset -> position, sparse
         <20-digit base offset>.timeindex    timestamp -> offset, sparse
         <20-digit offset>.producers         snapshot of the idempotent producers' states below the offset
-        <any of the first three>.deleted    retired segment file, to be removed later
+        <a .log, .index or .timeindex>.deleted
+                                            retired segment file, to be removed later
         <20-digit offset>.torn-<n>          bytes that a recovery cut off at that offset, kept for a while
         compaction                          how far the log is compacted, and when the passes ran
         <base offset>-<next offset>-<replaced>-<content>.swap
@@ -45,6 +46,7 @@ CLEAN_SHUTDOWN_FILE: Final = "clean-shutdown"
 METADATA_DIRECTORY: Final = "__cluster_metadata"
 BOOT_ID_FILE: Final = "boot-id"
 START_COUNT_FILE: Final = "start-count"
+START_FILE_FILE: Final = "start-file"
 VOTERS_FILE: Final = "quorum-voters"
 
 PARTITION_FILE: Final = "partition.json"
@@ -99,7 +101,8 @@ class SwapFileName(NamedTuple):
 
 
 def log_directory_name(topic_id: str, partition: int) -> str:
-    """Return ``<topic_id>-<partition>``. Raises DataDirectoryError if the id is not 32 hex digits."""
+    """Return ``<topic_id>-<partition>``. Raises DataDirectoryError if the id is not 32 lower-case hex digits
+    or the partition is negative."""
     if _TOPIC_ID.fullmatch(topic_id) is None or partition < 0:
         raise DataDirectoryError(f"topic id {topic_id!r} with partition {partition} cannot name a directory")
     return f"{topic_id}-{partition}"
@@ -144,7 +147,8 @@ def parse_producers_file_name(name: str) -> int | None:
 
 
 class TornFileName(NamedTuple):
-    """The offset at which a recovery cut the log, and a number that increases with each such file."""
+    """The offset at which a recovery cut the bytes off, and the number of the file. A new file gets 1, or one
+    more than the highest number of such a file in the log's directory."""
 
     offset: int
     number: int
@@ -155,13 +159,13 @@ def torn_file_name(offset: int, number: int) -> str:
 
 
 def parse_torn_file_name(name: str) -> TornFileName | None:
-    """Return the parts of the name of a file with bytes that a recovery cut off, or None."""
+    """Return the parts of the name of a file with bytes that a recovery cut off, or None for other names."""
     match = _TORN_FILE.fullmatch(name)
     return None if match is None else TornFileName(int(match[1]), int(match[2]))
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a name is that of a retired or incomplete file, which a start removes."""
+    """Whether a name is that of a retired or incomplete file or directory, which a start removes."""
     return name.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX))
 
 

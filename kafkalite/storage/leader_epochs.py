@@ -1,8 +1,8 @@
 """The leader epochs of one log: (leader epoch, start offset), both strictly increasing.
 
-They follow from the log's batches, except that the last entry may belong to a leader that has not yet written
-(R2). Replication uses them to find the end offset of an epoch (R4). The CRC of a batch does not cover its
-leader epoch, so they also show whether the epoch of a stored batch has changed (R58).
+The entries follow from the log's batches, except that the last entry may belong to a leader that has not yet
+written (R2). Replication uses the entries to find the end offset of an epoch (R4). The CRC of a batch does
+not cover its leader epoch, so the entries also show whether the epoch of a stored batch has changed (R58).
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class LeaderEpochs:
     def assign(self, leader_epoch: int, start_offset: int) -> None:
         """Begin ``leader_epoch``, which must not be older than the latest epoch, at ``start_offset``.
 
-        Replaces entries that have no batches (R5).
+        Entries that start there or later are removed, because they have no batches (R5). Has no effect if the
+        epoch is the latest one.
         """
         if leader_epoch == self.latest_epoch:
             return
@@ -84,8 +85,8 @@ class LeaderEpochs:
         return self.epochs[index - 1] if index else NO_EPOCH
 
     def check(self, leader_epoch: int, last_offset: int) -> None:
-        """Raise CorruptBatchError if the batch that ends with ``last_offset`` cannot have ``leader_epoch``
-        (R58)."""
+        """Raise CorruptBatchError if the entries have another epoch than ``leader_epoch`` for the batch that
+        ends with ``last_offset`` (R58)."""
         expected = self.epoch_at(last_offset)
         if leader_epoch != expected != NO_EPOCH:
             raise CorruptBatchError(
@@ -102,8 +103,8 @@ class LeaderEpochs:
         del self.start_offsets[index:]
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Remove the epochs that end at or below ``start_offset``. The oldest remaining epoch then starts
-        there."""
+        """Remove each epoch whose next epoch starts at or below ``start_offset``. If the oldest remaining
+        epoch starts below that offset, it starts there from now on."""
         index = bisect_right(self.start_offsets, start_offset) - 1
         if index >= 0:
             del self.epochs[:index]

@@ -1,11 +1,11 @@
 """Log: the record batches of one partition, from the log start offset to the log end offset.
 
-A log is synchronous and belongs to one thread. Only ``run`` of the work objects that it returns may run in
+A log is synchronous and belongs to one thread. Only the work objects and functions that it returns may run in
 another thread. Appending never syncs: the owner calls ``begin_sync``, runs the work and calls
-``finish_sync``, and only then ``synced_end_offset`` moves (R7). If a write or sync fails for a reason other
-than a full disk, the log is offline for the rest of the process (R26), but can still be read. A damaged log
-can be read up to its sound end (R24). Batches that this process has not written are checked before they
-are read for the first time. Every read checks that each batch has the expected offset and epoch (R43).
+``finish_sync``, which advances ``synced_end_offset`` (R7). A failed write or sync takes the log offline for
+the rest of the process (R26), unless a resource was exhausted. An offline log can still be read, a damaged
+one up to its sound end (R24). Batches that this process has not written are checked before they are read for
+the first time. Every read checks that each batch has the expected offset and epoch (R43).
 
 Files are opened when they are first needed, so an unused log has no open file and no map. ``now_ms`` is
 always wall clock time, like the timestamps of records.
@@ -80,7 +80,8 @@ class Appended(NamedTuple):
     """The result of appending a batch. ``last_offset`` is inclusive.
 
     ``log_append_time_ms`` is NO_TIMESTAMP unless the topic uses LogAppendTime. ``is_duplicate``: the log
-    already contained the batch. The offsets are then those of its first copy, and nothing was written (R28).
+    already contained the batch, so nothing was written (R28). ``base_offset`` and ``last_offset`` are then
+    those of the batch in the log.
     """
 
     base_offset: int
@@ -210,12 +211,11 @@ class Log:
         *,
         may_lack_unsynced: bool = False,
     ) -> Log:
-        """Open a log that was not stopped in an orderly way. Raises CorruptLogError, OSError.
+        """Open a log that was not stopped in an orderly way. ``may_lack_unsynced``: the system, not only the
+        process, may have stopped.
 
-        ``may_lack_unsynced``: the system, not only the process, may have stopped.
-
-        A log that is intact at its start but damaged later is returned with ``damage``, readable up to its
-        sound end.
+        A damaged log is returned with ``damage``, readable up to its sound end. Raises the errors of
+        ``recovery.recover``.
         """
         log, unsynced = cls.begin_recovery(fs, directory, config, point, may_lack_unsynced=may_lack_unsynced)
         if unsynced is not None:
@@ -249,7 +249,7 @@ class Log:
 
     @classmethod
     def damaged(cls, fs: FileSystem, directory: str, config: LogConfig, cause: str) -> Log:
-        """Return a placeholder for a log that cannot be opened: every call raises LogOfflineError."""
+        """Return a damaged log without any readable record, for a log that cannot be opened."""
         log = cls(fs, directory, config)
         log.mark_damaged(cause)
         return log
@@ -281,8 +281,8 @@ class Log:
 
     def _limit_to(self, sound_end: int) -> int:
         """Prevent lookups from using batch headers at or above the sound end of a damaged log (R24). Return
-        the end (exclusive) of the batches that can be read: the sound end, or less if a batch below it has a
-        wrong offset."""
+        the end (exclusive) of the batches that can be read: the sound end, or less if the batches below it
+        are not contiguous."""
         if not self.log_start_offset < sound_end < self.log_end_offset:
             return sound_end
         self._producers.limit_to(sound_end)
@@ -343,7 +343,8 @@ class Log:
                 raise self._offline_error()
 
     def close(self, *, clean: bool) -> None:
-        """Close all files. If ``clean``, sync before, and raise OSError or DiskFullError if that fails."""
+        """Close all files. If ``clean``, first sync the log, unless it is offline or was not used since a
+        clean start. Raises OSError or StorageExhaustedError if that fails."""
         self._active = None
         self._is_closed = True
         self._sync.take_over_epochs()
@@ -403,19 +404,21 @@ class Log:
 
     @property
     def is_open(self) -> bool:
-        """Whether the files were opened since a clean start, so that the recovery point may have moved."""
+        """Whether the log is not damaged, and its files were read. After a clean start, they are read at the
+        first use."""
         return self._clean_end is None and self.damage is None
 
     @property
     def clean_end(self) -> CleanEnd | None:
-        """The entry for the clean-shutdown marker; None unless the log was closed with everything synced."""
+        """The entry for the clean-shutdown marker. None if the log is offline or has unsynced changes."""
         if self.offline_reason is not None or self.has_unsynced:
             return None
         return self._clean_end or self._closed_end or self._end_now()
 
     @property
     def recovery_point(self) -> RecoveryPoint:
-        """The recovery point at the synced end. It has a fingerprint if the log ends at the synced end."""
+        """The recovery point at the synced end. It has a fingerprint only if the log ends there, and the
+        position of its last batch is known."""
         self._open()
         end = None
         last = self._segments.last if len(self._segments) else None
@@ -448,11 +451,12 @@ class Log:
         leader_epoch: int,
         header: BatchHeader | None = None,
     ) -> Appended:
-        """Append one batch as the leader. Offset and epoch are written into ``batch`` itself. Nothing is
-        synced.
+        """Append one batch as the leader. The offset, the epoch and, with LogAppendTime, the timestamp are
+        written into ``batch`` itself. Nothing is synced.
 
         If ``header`` is given, the caller has checked the batch's length and CRC. Raises CorruptBatchError,
-        MessageTooLargeError, DiskFullError (nothing is changed, and the log stays usable), LogOfflineError.
+        MessageTooLargeError, LogOfflineError; StorageExhaustedError if the batch was not appended, but the
+        log stays usable.
         """
         if header is None:
             header = check(batch)
@@ -483,9 +487,10 @@ class Log:
     def append_as_follower(self, batches: Buffer, *, now_ms: int, leader_epoch: int | None = None) -> None:
         """Append complete batches as the leader sent them. The first must begin at this log's end (R1).
 
-        Raises CorruptBatchError, with nothing written, if a batch is damaged, does not follow the previous
-        one, or has a newer epoch than ``leader_epoch``, the leader's epoch (None: not checked). Also raises
-        the errors of ``append``; then the batches before the failed one are already written.
+        Raises CorruptBatchError, with nothing written, if a batch is damaged, does not begin at the end of
+        the previous one, has an older epoch than the previous one, or has a newer epoch than
+        ``leader_epoch``, the leader's epoch (None: not checked). Also raises LogOfflineError and
+        StorageExhaustedError; then some of the batches may already be written.
         """
         view = memoryview(batches)
         position, offset, epoch = 0, self.log_end_offset, self.latest_epoch
@@ -592,7 +597,7 @@ class Log:
     def roll(self) -> Segment:
         """Begin a new segment unless the active one is empty. Return the active segment.
 
-        Raises DiskFullError with nothing changed, LogOfflineError.
+        Raises StorageExhaustedError, after which the log stays usable; LogOfflineError.
         """
         old = self._open_active()
         if old.size_bytes == 0:
@@ -607,9 +612,10 @@ class Log:
         return self._active
 
     def maybe_roll(self, now_ms: int) -> bool:
-        """Roll if the active segment has batches and is older than ``segment.ms``. Return whether it rolled.
+        """Roll if the active segment has batches and has reached the age ``segment.ms`` minus its jitter.
+        Return whether it rolled.
 
-        Raises the errors of ``roll``.
+        Has no effect until the active segment is opened for writing. Raises the errors of ``roll``.
         """
         active = self._active
         if active is None or active.size_bytes == 0 or self.offline_reason is not None:
@@ -626,10 +632,11 @@ class Log:
     def read(self, offset: int, *, max_bytes: int, up_to: int, at_least_one: bool = True) -> Slice:
         """Return complete batches below offset ``up_to``, beginning with the one that contains ``offset``.
 
-        Returns as many as fit in ``max_bytes``, and the first in any case if ``at_least_one``. The
-        views stay valid while held, even if the files are removed. Raises OffsetOutOfRangeError outside
-        [log_start_offset, log_end_offset], and LogOfflineError if the log is damaged and ``offset`` is at or
-        above its sound end.
+        Returns as many as fit in ``max_bytes``. If ``at_least_one``, the size of the first one is not
+        limited. The views stay valid while held, even if the files are removed.
+
+        Raises OffsetOutOfRangeError outside [log_start_offset, log_end_offset]; LogOfflineError if the log is
+        damaged and ``offset`` is at or above its sound end, or if this read finds damage; StorageError.
         """
         limit = min(up_to, self.log_end_offset)
         if self.damage is not None:
@@ -645,7 +652,7 @@ class Log:
 
     def check_again(self, found: Slice) -> None:
         """Check the CRCs of the batches that a read has returned, also of those that this process has checked
-        or written (R43). If a batch is damaged, mark the log and raise LogOfflineError."""
+        or written (R43). If a batch is damaged, mark the log as damaged and raise LogOfflineError."""
         for view in found.buffers:
             position = 0
             while position < len(view):
@@ -664,7 +671,8 @@ class Log:
             raise self._offline_error()
 
     def _read_nothing(self, offset: int) -> Slice:
-        """Return an empty slice for an offset within the log. Raises OffsetOutOfRangeError for others."""
+        """Return an empty slice for an offset within the log. Raises OffsetOutOfRangeError for others, and
+        LogOfflineError at or above the sound end of a damaged log."""
         if self.damage is not None and offset >= self.damage.sound_end_offset:
             raise self._offline_error()
         if self.log_start_offset <= offset <= self.log_end_offset:
@@ -686,7 +694,9 @@ class Log:
         return None if found is None else (found[0], max(found[1], self.log_start_offset))
 
     def max_timestamp(self) -> tuple[int, int] | None:
-        """Return (largest timestamp, base offset of the first batch with it), or None for an empty log."""
+        """Return (largest timestamp, base offset of the first batch with it, but at least the log start).
+        Return None if no batch has a timestamp, or if the batches with the largest timestamp are below the
+        log start."""
         self._open()
         with self._reading():
             largest = self._segments.largest_timestamp_ms()
@@ -697,8 +707,8 @@ class Log:
         batches.
 
         A batch counts completely if any of its offsets is in the range. The first batch is included
-        regardless of its size. Offsets outside the log have no bytes. Raises LogOfflineError if the files are
-        damaged.
+        regardless of its size. Offsets outside the log have no bytes. Raises LogOfflineError if the log is
+        damaged and the range extends beyond its sound end, or if this lookup finds damage; StorageError.
         """
         self._open()
         start, end = max(start_offset, self.log_start_offset), min(end_offset, self.log_end_offset)
@@ -726,8 +736,8 @@ class Log:
         """Return the work of one sync round, or None if nothing is unsynced, a round runs, or the log is
         offline or closed.
 
-        The caller runs it in any thread and then calls ``finish_sync`` in its own thread. Batches that are
-        appended meanwhile belong to the next round.
+        The caller runs the work in any thread and then calls ``finish_sync`` in the log's thread. Batches
+        that are appended meanwhile belong to the next round.
 
         Raises StorageExhaustedError. If a file cannot be opened for another reason, takes the log offline and
         raises LogOfflineError.
@@ -754,9 +764,10 @@ class Log:
         )
 
     def finish_sync(self, work: SyncWork, error: BaseException | None) -> None:
-        """Process the result of ``work.run()``. After a failed sync the log is offline permanently (R26).
+        """Process the result of ``work.run()``; ``error`` is its exception, or None.
 
-        After a StorageExhaustedError nothing counts as synced, and a later round retries.
+        After a StorageExhaustedError nothing counts as synced, and a later round retries. After any other
+        error the log is offline permanently (R26).
         """
         self._sync.round = None
         if self._is_closed:
@@ -783,8 +794,8 @@ class Log:
 
     @property
     def latest_epoch(self) -> int:
-        """The epoch of the last batch, or of a leadership that began after that batch; NO_EPOCH (-1) if there
-        is neither."""
+        """The epoch of the last batch, or the later epoch of a leader that has not written yet. NO_EPOCH (-1)
+        if there is neither."""
         if self._clean_end is not None and self.log_start_offset == self.log_end_offset:
             return self._epoch_to_start  # an empty log has no other epoch, and need not be opened
         self._open()
@@ -835,7 +846,8 @@ class Log:
         self._written_epoch = leader_epoch
 
     def forget_empty_epoch(self) -> None:
-        """Remove the latest leader epoch if it has no batch. Called when becoming a follower (R5)."""
+        """Remove the latest leader epoch if it has no batch. Called when the replica becomes a follower, and
+        after a truncation (R5)."""
         self._epoch_to_start = NO_EPOCH
         if self._clean_end is None:
             self._open()
@@ -849,8 +861,8 @@ class Log:
             self._written_epoch = _UNWRITTEN  # if the removed epoch begins again, it must be written again
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
-        """Return the largest known epoch that is at most ``leader_epoch``, and its end offset (exclusive)
-        (R4)."""
+        """Return the largest known epoch that is at most ``leader_epoch``, and its end offset (R4). See
+        ``LeaderEpochs.end_offset_for`` if there is no such epoch."""
         self._open()
         return self._epochs.end_offset_for(leader_epoch, self.log_end_offset)
 
@@ -859,8 +871,9 @@ class Log:
     def truncate_to(self, offset: int) -> int:
         """Durably remove the batch that contains ``offset`` and all later ones. Return the new log end.
 
-        Only a follower does this, if its leader's response requires it (R4). Raises OffsetOutOfRangeError
-        below the log start, DiskFullError with nothing changed, LogOfflineError.
+        Only a follower does this, if its leader's response requires it (R4). At or above the log end, this
+        only forgets an epoch without a batch. Raises OffsetOutOfRangeError below the log start,
+        StorageExhaustedError with no batch removed, LogOfflineError.
         """
         self._open_active()
         if offset < self.log_start_offset:
@@ -883,7 +896,8 @@ class Log:
         return self.log_end_offset
 
     def _cut(self, number: int, found: Found) -> None:
-        """Remove segment ``number``'s batches from ``found`` on, and all later segments. Sync the rest."""
+        """Remove the batches from ``found`` on in the segment with index ``number``, and all later segments.
+        Sync the remaining log."""
         segment = self._segments.segments[number]
         closed = [one for one in self._sync.unsynced if one.base_offset < segment.base_offset]
         self._segments.drop_behind(number)
@@ -903,7 +917,7 @@ class Log:
         """Durably remove all batches and continue at ``offset``. Used by a follower if no batch of the
         leader's log continues its own log (R4).
 
-        Raises DiskFullError with nothing changed, LogOfflineError.
+        Raises StorageExhaustedError with no batch removed, LogOfflineError.
         """
         if self.offline_reason is not None:
             raise self._offline_error()
@@ -944,7 +958,7 @@ class Log:
         """Durably move the log start to ``offset``, and retire the segments below it.
 
         Returns the log start, which never moves back. Raises OffsetOutOfRangeError above the log end,
-        DiskFullError with nothing changed, LogOfflineError.
+        StorageExhaustedError, LogOfflineError.
         """
         work = self.begin_delete(offset)
         if work is not None:
@@ -953,11 +967,12 @@ class Log:
         return self.log_start_offset
 
     def begin_delete(self, offset: int) -> StateWork | None:
-        """Return the part of ``delete_before`` that waits for the disk, or None if nothing is to be deleted.
+        """Return the part of ``delete_before`` that waits for the disk, or None if the log start does not
+        move.
 
         The caller runs it in any thread and then calls ``finish_delete``. Appends and syncs continue
-        meanwhile, but nothing else may remove records. Raises the errors of ``delete_before``, except
-        DiskFullError.
+        meanwhile, but nothing else may remove records. Raises OffsetOutOfRangeError above the log end,
+        LogOfflineError.
         """
         if self.offline_reason is not None:
             raise self._offline_error()
@@ -969,7 +984,8 @@ class Log:
         return self._state_work(self._state._replace(log_start_offset=offset))
 
     def finish_delete(self, work: StateWork, error: BaseException | None) -> None:
-        """Process the result of ``work.run()``. Raises the errors of ``delete_before``."""
+        """Process the result of ``work.run()``; ``error`` is its exception, or None. Raises
+        StorageExhaustedError, LogOfflineError."""
         if self._is_closed:
             return
         if self.offline_reason is not None:
@@ -1018,24 +1034,28 @@ class Log:
         return plan.log_start_offset
 
     def take_retired(self, now_ms: int) -> list[str]:
-        """Return the files of the segments that were retired at least ``file.delete.delay.ms`` ago, and of
-        old torn tails. The caller unlinks them in any thread, because that may take long."""
+        """Return the files that the caller must unlink: those of retired segments after
+        ``file.delete.delay.ms``, and torn tails after TORN_KEPT_MS.
+
+        The delay of a file begins with the first call after it was retired or, for a torn tail, after the log
+        was opened. Unlinking may take long, so it may run in any thread.
+        """
         files = self._segments.take_retired(now_ms, self._config.file_delete_delay_ms)
         return files + self._torn.due(now_ms, TORN_KEPT_MS)
 
     def release_idle(self) -> int:
         """Close files and maps unused since the last call. Return the number of segments whose files were
-        closed."""
+        closed. Has no effect while there are unsynced changes or a swap runs."""
         if self.has_unsynced or self._swap is not None:
             return 0
         return self._segments.release_idle()
 
     def maintenance_due_ms(self, now_ms: int, producer_expiration_ms: int) -> float:
         """Return the wall clock time in milliseconds before which a maintenance pass would change nothing, if
-        the log does not change: no roll, no retention, no expired producer, no idle file. Returns ``now_ms``
-        if that time is unknown.
+        the log does not change: no roll, no retention, no expired producer, no idle file.
 
-        Call it after a maintenance pass. Raises StorageError.
+        Returns ``now_ms`` if that time is unknown, and infinity if no pass would change anything. Call it
+        after a maintenance pass. Raises StorageError.
         """
         if self.has_unsynced or not self._segments.is_at_rest or len(self._torn) or self._swap is not None:
             return now_ms
@@ -1058,7 +1078,8 @@ class Log:
     # --- scrubbing -------------------------------------------------------------------------------------
 
     def begin_scrub(self, offset: int) -> SegmentScrub | None:
-        """Return a check of the first segment that ends above ``offset``; None if there is none (R53).
+        """Return a check of the first segment with an offset at or above ``offset``; None if there is none
+        (R53).
 
         The caller calls ``run`` of the check, in any thread, until it is complete, and then ``finish_scrub``.
         Other operations continue meanwhile. Raises StorageError, OSError.
@@ -1070,7 +1091,8 @@ class Log:
         return None
 
     def finish_scrub(self, work: SegmentScrub) -> None:
-        """Mark the log as damaged if the check has found damage in a segment that is still in use."""
+        """Mark the log as damaged if the check has found damage, and the result is still valid: the segment
+        is in use, no swap runs, and ``fits`` is true."""
         found = work.finding
         is_current = self._swap is None and work.segment in self._segments.segments
         if found is not None and is_current and self.fits(work):
@@ -1114,8 +1136,8 @@ class Log:
         """Return a compaction pass over the segments below offset ``up_to`` that may be compacted, or None if
         there are none.
 
-        The pass keeps at most ``max_keys`` different keys in memory. Unless ``may_forget``, it keeps the
-        latest tombstone of each key and all markers (R41). Raises StorageError.
+        The pass keeps at most about ``max_keys`` different keys in memory. Unless ``may_forget``, the latest
+        tombstone of each key and all markers stay in the log (R41). Raises StorageError.
         """
         segments = self._cleanable_segments(now_ms, up_to)
         if not segments:
@@ -1164,13 +1186,13 @@ class Log:
     def finish_swap(self, work: SwapWork, error: BaseException | None) -> None:
         """Process the result of ``work.run()``; ``error`` is its exception, or None.
 
-        Raises StorageExhaustedError and OSError with nothing changed. Raises LogOfflineError if the directory
-        is inconsistent until the next start (R26).
+        If the swap was not decided, raises ``error``; nothing has changed then. If it was decided, an error
+        leaves the directory inconsistent until the log is opened again: raises LogOfflineError (R26, R55).
         """
         self._swap = None
         if error is not None:
             if work.is_decided:
-                raise self._write_failed(error) from error
+                raise self._write_failed(error, is_partial=True) from error
             raise error
         new = work.new
         new.state = self._state
@@ -1185,10 +1207,10 @@ class Log:
             self._swap = None
 
     def finish_compaction(self, done: CompactionPass, now_ms: int) -> Callable[[], None] | None:
-        """Record a complete pass. Return a function that saves the compaction points, or None if they have
-        not changed.
+        """Record the pass if it is complete and still valid. Return a function that saves the compaction
+        points, or None if they have not changed.
 
-        The function may run in any thread. If it fails, a later pass repeats the work.
+        The function may run in any thread. If it fails, a pass after the next start may repeat the work.
         """
         if not self.fits(done) or not done.is_complete:
             return None
@@ -1198,9 +1220,11 @@ class Log:
 
     @property
     def producers(self) -> ProducerStates:
-        """The idempotent producers of all batches in the log, including uncommitted batches (R27).
+        """The states of the idempotent producers after all batches in the log, also the uncommitted ones
+        (R27).
 
-        They are loaded on first use, from the newest snapshot and the batch headers after it.
+        They are loaded on first use, from the newest snapshot and the batch headers after it. If the log is
+        already damaged at that time, they are the states at its sound end.
         """
         states = self._producers.states
         if states is not None and self._clean_end is None:
@@ -1248,8 +1272,8 @@ class Log:
         """Return the last stable offset (exclusive), below which the outcome of every transaction is known
         (R33).
 
-        This is the lowest first offset of all transactions that are open or whose marker is not below the
-        high watermark, or the high watermark if there are none.
+        This is the lowest of the high watermark and the first offsets of all transactions that are open or
+        whose marker is not below the high watermark. It is not below the log start.
         """
         states = self.producers
         if not states.open and not states.ended:
@@ -1283,7 +1307,8 @@ class Log:
     # --- failing ---------------------------------------------------------------------------------------
 
     def _write_state(self, state: LogState) -> None:
-        """Write ``state`` durably. If the disk is full, first release the space allocated ahead (R26)."""
+        """Write ``state`` durably. If the disk is full, release the space allocated ahead, and try again
+        (R26)."""
         work = self._state_work(state)
         with self._writing():
             try:
@@ -1339,9 +1364,13 @@ class Log:
         self._active = None
 
     def _write_failed(self, error: BaseException, *, is_partial: bool = False) -> StorageError:
-        """Return the StorageError for a failed write. ``is_partial``: bytes may have been written. If so, or
-        if the error is not transient, take the log offline (R26): until it is opened again if a resource was
-        exhausted (R55), otherwise permanently."""
+        """Return the StorageError for a failed write. ``is_partial``: a change of several steps may be half
+        done.
+
+        Unless ``is_partial``, a StorageExhaustedError or a lack of memory leaves the log online. Any other
+        failure takes it offline (R26): after a StorageExhaustedError until it is opened again (R55), else
+        permanently.
+        """
         if not is_partial:
             if isinstance(error, StorageExhaustedError):
                 return error

@@ -1,4 +1,4 @@
-"""The topic options that a log uses, as typed values with Kafka's names."""
+"""The topic options that a log uses, as typed values."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class LogConfig:
     ``page-cache``: as in Kafka), ``file_delete_delay_ms`` (how long retired files are kept).
 
     Performance: a segment is closed at ``segment_bytes``, at the age ``segment_ms`` minus up to
-    ``segment_jitter_ms``, or when an index has ``segment_index_bytes``; an index has an entry for each
-    ``index_interval_bytes`` of log. A file first grows by ``preallocate_min_bytes``, later by its own size,
-    up to ``preallocate_max_bytes``.
+    ``segment_jitter_ms``, or when its offset index has ``segment_index_bytes``. The offset index has at most
+    one entry for each ``index_interval_bytes`` of log. A file first grows by ``preallocate_min_bytes``, later
+    by its own size, up to ``preallocate_max_bytes``.
 
-    Compaction, if ``is_compacted``: it begins when ``min_cleanable_dirty_ratio`` of the cleanable bytes were
-    never compacted. Records younger than ``min_compaction_lag_ms`` are not compacted. A tombstone stays for
-    ``delete_retention_ms`` after all earlier offsets were compacted.
+    Compaction, if ``is_compacted``: it begins when at least the fraction ``min_cleanable_dirty_ratio`` of the
+    cleanable bytes was never compacted. Records younger than ``min_compaction_lag_ms`` are not compacted. A
+    tombstone stays for at least ``delete_retention_ms`` after all earlier offsets were compacted.
     """
 
     segment_bytes: int = 1024 * MIB

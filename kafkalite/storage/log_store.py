@@ -1,11 +1,11 @@
 """LogStore: a data directory and the logs in it.
 
 The directory is formatted once with a cluster id, a node id and a directory id. A directory of another node
-is refused. Only one process at a time can lock it. Unknown directories are reported but not changed; only
-``delete_log``, which takes a topic id, deletes data (R25).
+is refused. Only one process at a time can lock it. Directories of unknown logs are reported but not changed;
+a log is deleted only by ``delete_log`` (R25).
 
-A start after an orderly stop reads the marker and opens no log. Any other start recovers each log from its
-recovery point. A log that cannot be recovered is offline, with the reason; the other logs are used.
+A start after an orderly stop opens no log whose files match the marker. All other logs are recovered from
+their recovery points. A log that cannot be recovered is offline, with the reason; the other logs are used.
 """
 
 # Long because one object owns the directory's names, recovery points and logs, which change together.
@@ -13,12 +13,15 @@ recovery point. A log that cannot be recovered is offline, with the reason; the 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from kafkalite.errors import (
     CorruptLogError,
+    DamagedIdentityError,
     DataDirectoryError,
     StorageError,
     StorageExhaustedError,
@@ -36,12 +39,14 @@ from kafkalite.storage.checkpoints import (
     RecoveryPoint,
     decode_clean_shutdown,
     decode_node,
+    decode_replica_epoch,
     encode_clean_shutdown,
     encode_node,
     encode_partition,
+    restore_hint,
 )
 from kafkalite.storage.damage import Damage
-from kafkalite.storage.filesystem import FileSystem, Lock, unlink_existing
+from kafkalite.storage.filesystem import FileSystem, Lock, damaged_name, unlink_existing
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.recovery import RecoverySync, is_as_left
@@ -73,7 +78,7 @@ def format_data_dir(
 
 
 def _format(fs: FileSystem, path: str, cluster_id: str | None, node_id: int, rng: Rng | None) -> NodeIdentity:
-    """Write the identity of a node into an empty directory."""
+    """Write a ``node.json`` with a new directory id durably. If ``cluster_id`` is None, generate an id."""
     rng = rng or system_rng()
     identity = NodeIdentity(cluster_id or rng.randbytes(16).hex(), node_id, rng.randbytes(16).hex())
     fs.write_atomically(layout.join(path, layout.NODE_FILE), encode_node(identity))
@@ -86,15 +91,42 @@ def _check_empty(fs: FileSystem, path: str) -> None:
     names = [name for name in fs.list_dir(path) if name not in ignored and not layout.is_leftover(name)]
     if layout.NODE_FILE in names:
         raise DataDirectoryError(f"{path} is already formatted", hint="use it, or choose another directory")
-    if _NODE_NAMES.intersection(names) or any(map(layout.parse_log_directory_name, names)):
+    if _has_node_data(names):
         raise DataDirectoryError(
             f"{path} has the data of a node, but no {layout.NODE_FILE}",
-            hint=f"restore {layout.NODE_FILE} or the whole directory from a backup",
+            hint=restore_hint(layout.join(path, layout.NODE_FILE)),
         )
     if names:
         raise DataDirectoryError(
             f"{path} is not empty: it contains {', '.join(names[:3])}", hint="choose an empty directory"
         )
+
+
+def _has_node_data(names: Sequence[str]) -> bool:
+    return bool(_NODE_NAMES.intersection(names)) or any(map(layout.parse_log_directory_name, names))
+
+
+def restore_identity(
+    fs: FileSystem, path: str, *, cluster_id: str, node_id: int, rng: Rng | None = None
+) -> NodeIdentity:
+    """Write a lost or damaged ``node.json`` again, with a new directory id. A damaged file is renamed to a
+    name with ``.damaged-``.
+
+    Raises DataDirectoryError if the file is intact or of another format version, if ``path`` has no data of a
+    node, or if the data directory is in use; OSError, StorageExhaustedError.
+    """
+    if not (fs.exists(path) and _has_node_data(fs.list_dir(path))):
+        raise DataDirectoryError(f"{path} has no data of a node", hint="format it without --restore")
+    lock = fs.lock(layout.join(path, layout.LOCK_FILE))
+    try:
+        with suppress(DamagedIdentityError, WrongFileTypeError):
+            if read_identity(fs, path) is not None:
+                raise DataDirectoryError(f"{path} has an intact {layout.NODE_FILE}", hint="start the node")
+        if fs.exists(file := layout.join(path, layout.NODE_FILE)):
+            fs.rename(file, damaged_name(fs, file))
+        return _format(fs, path, cluster_id, node_id, rng)
+    finally:
+        lock.release()
 
 
 def _check_formattable(fs: FileSystem, path: str, format_if_empty: bool) -> None:
@@ -121,7 +153,8 @@ def _make_dirs_durably(fs: FileSystem, path: str) -> None:
 
 
 def read_identity(fs: FileSystem, path: str) -> NodeIdentity | None:
-    """Return the identity of a data directory, or None if it is not formatted. Raises DataDirectoryError."""
+    """Return the identity of a data directory, or None if it has no ``node.json``. Raises DataDirectoryError,
+    WrongFileTypeError, OSError."""
     node_path = layout.join(path, layout.NODE_FILE)
     try:
         return decode_node(fs.read_bytes(node_path), node_path)
@@ -129,22 +162,38 @@ def read_identity(fs: FileSystem, path: str) -> NodeIdentity | None:
         return None
 
 
-class LogExchange(NamedTuple):
+class LogExchange:
     """The replacement of a damaged log by an empty one, or its reversal (R52).
 
     The caller runs ``run`` in any thread, because it waits for the disk, then calls ``finish`` with the
     configuration of the log. After StorageExhaustedError or OSError the exchange can be begun again.
     """
 
-    run: Callable[[], None]
-    finish: Callable[[LogConfig], None]
+    def __init__(self, run: Callable[[], None], finish: Callable[[LogConfig], None]) -> None:
+        self._run = run
+        self.finish = finish
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+
+    def run(self) -> None:
+        """Rename the logs. Has no effect after ``cancel``."""
+        with self._lock:
+            if not self._is_cancelled:
+                self._run()
+
+    def cancel(self) -> None:
+        """Wait for ``run`` if it is running, and let later calls do nothing: the log's directory may soon be
+        that of another replica."""
+        with self._lock:
+            self._is_cancelled = True
 
 
 class LogStore:
     """The logs of one data directory by topic and partition. Create it with ``open``, and close it once.
 
     ``clean_start``: the previous process stopped in an orderly way. ``last_broker_epoch``: the epoch in its
-    marker (R21), or NO_BROKER_EPOCH. ``unknown_directories``: directories that were found but not loaded.
+    marker (R21), or NO_BROKER_EPOCH. ``unknown_directories``: the names of the log directories that ``load``
+    found but did not open.
     """
 
     def __init__(self, fs: FileSystem, path: str, identity: NodeIdentity, lock: Lock) -> None:
@@ -162,6 +211,7 @@ class LogStore:
         self._retired = RetiredPaths()
         #: The logs that ``begin_replace`` set aside: their log end offsets, and the damage if known.
         self._replaced: dict[TopicPartition, tuple[int, Damage | None]] = {}
+        self._exchanges: dict[TopicPartition, LogExchange] = {}  #: those without ``finish``
         self._metadata_offset = 0
         self._closed = False
         #: Called in any thread when a recovery point has moved, or a log was created or deleted, and may be
@@ -191,8 +241,8 @@ class LogStore:
         ``format_if_empty`` is False.
 
         If ``cluster_id`` is None, any cluster id is accepted. The clean-shutdown marker is read and durably
-        removed before anything is appended (R21). Raises DataDirectoryError, CorruptLogError if a checkpoint
-        cannot be read, OSError.
+        removed before anything is appended (R21). Raises DataDirectoryError, OSError, StorageExhaustedError;
+        WrongFileTypeError if something else is in the place of a file that is needed.
         """
         path = path.rstrip("/") or "/"
         _make_dirs_durably(fs, path)
@@ -248,9 +298,11 @@ class LogStore:
     def load(self, logs: Mapping[TopicPartition, tuple[str, LogConfig]], *, are_all: bool = True) -> None:
         """Open the logs {topic and partition: (topic id, configuration)}, and create missing ones.
 
-        After an orderly stop no file of a log is read. A log is offline if it is damaged, or if its directory
-        is missing although the checkpoint shows that the log had records. ``are_all``: ``logs`` is complete,
-        so other directories are reported.
+        After an orderly stop, no batch of a log is read if the files match the marker. A log is offline if it
+        is damaged, or if its directory is missing although the marker or the recovery points show that it may
+        have had records. ``are_all``: ``logs`` is complete, so the directories of other logs are reported.
+
+        Raises StorageExhaustedError, OSError.
         """
         names = set(self._fs.list_dir(self._path))
         if not self.clean_start:
@@ -264,7 +316,7 @@ class LogStore:
         for tp, (topic_id, config) in logs.items():
             name = layout.log_directory_name(topic_id, tp.partition)
             if tp in self._logs:
-                continue
+                continue  # ``find`` tells whether it is the log of this topic id
             if name in replaced:
                 self._replaced[tp] = replaced[name], None
             if name in names:
@@ -305,11 +357,13 @@ class LogStore:
         except StorageExhaustedError:
             raise  # the log may be intact
         except (StorageError, OSError, ValueError) as error:
-            return Log.damaged(self._fs, directory, config, str(error)), None
+            cause = error.message if isinstance(error, StorageError) else str(error)
+            return Log.damaged(self._fs, directory, config, cause), None
 
     def _missing_log(self, name: str, config: LogConfig) -> Log | None:
-        """Return a damaged log for a missing directory. Return None if no records are lost: the log was empty
-        at an orderly stop, or has no recovery point."""
+        """Return a damaged log in place of a log whose directory is missing. Return None if no record is lost
+        with the directory: at an orderly stop the log was empty, or neither the marker nor a recovery point
+        names it."""
         end, point = self._clean_ends.get(name), self._points.points.get(name)
         records = None
         if end is not None:
@@ -355,7 +409,9 @@ class LogStore:
         unknown: list[str] = []
         for name in sorted(names):
             if name.endswith(layout.DELETED_SUFFIX):
-                if layout.parse_log_directory_name(name.removesuffix(layout.DELETED_SUFFIX)):
+                if self._join(name) in self._retired:
+                    continue  # ``begin_removal`` returns it
+                if layout.parse_log_directory_name(name.partition(layout.DELETED_SUFFIX)[0]):
                     self._fs.remove_tree(self._join(name))
             elif layout.parse_log_directory_name(name) and name not in ours:
                 unknown.append(name)
@@ -410,11 +466,15 @@ class LogStore:
         except (OSError, StorageExhaustedError) as error:
             logger.error("clean shutdown not marked %s", Fields(path=self._path, error=error))
 
-    def create_log(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
-        """Create an empty log, or return the existing log with the same topic id. A new log is durable after
-        its first sync.
+    def create_log(
+        self, tp: TopicPartition, topic_id: str, config: LogConfig, *, replica_epoch: int = 0
+    ) -> Log:
+        """Create an empty log, or return the existing log with the same topic id. If the log is not loaded,
+        but its directory exists, recover it. A new log is durable after its first sync. ``replica_epoch`` is
+        stored with a new log (``discard_earlier``).
 
-        Raises DataDirectoryError if ``tp`` belongs to another topic id; StorageExhaustedError.
+        Raises DataDirectoryError if ``tp`` is loaded with another topic id, or the topic id is malformed;
+        OSError, StorageExhaustedError.
         """
         name = layout.log_directory_name(topic_id, tp.partition)
         existing = self._logs.get(tp)
@@ -433,13 +493,53 @@ class LogStore:
             return self._logs[tp]
         log = Log.create(self._fs, directory, config)
         file = self._fs.open(layout.join(directory, layout.PARTITION_FILE), create=True)
-        file.write_at(0, encode_partition(tp.topic, topic_id, tp.partition))
+        file.write_at(0, encode_partition(tp.topic, topic_id, tp.partition, replica_epoch))
         file.close()
         self._forgotten.pop(name, None)
         self._unrecorded[name] = log
         self._add(tp, name, log)
         self._wake()
         return log
+
+    def discard_earlier(self, tp: TopicPartition, topic_id: str, replica_epoch: int) -> None:
+        """Retire the files of a log that is not loaded, if they are from before ``replica_epoch``, in which a
+        reassignment has added the replica again (R62).
+
+        Call it only for a replica that is in no ISR or ELR. Raises OSError, StorageExhaustedError.
+        """
+        name = layout.log_directory_name(topic_id, tp.partition)
+        directory = self._join(name)
+        if tp in self._logs:
+            return
+        self._set_replaced_aside(name, replica_epoch)
+        is_there = self._fs.exists(directory)
+        if is_there and not self.is_earlier(topic_id, tp.partition, replica_epoch):
+            return
+        if is_there:
+            logger.warning("log of a removed replica retired %s", Fields(partition=tp, directory=directory))
+            self._retire(directory)
+        self._clean_ends.pop(name, None)
+        if is_there or name in self._points.points:
+            self._forget_durably(name)
+
+    def is_earlier(self, topic_id: str, partition: int, replica_epoch: int) -> bool:
+        """Whether the files of a log are of a replica that was removed before ``replica_epoch`` (R62)."""
+        return self._is_earlier(self._join(layout.log_directory_name(topic_id, partition)), replica_epoch)
+
+    def _is_earlier(self, directory: str, replica_epoch: int) -> bool:
+        try:
+            stored = decode_replica_epoch(self._fs.read_bytes(layout.join(directory, layout.PARTITION_FILE)))
+        except (FileNotFoundError, WrongFileTypeError):
+            stored = 0
+        return is_earlier_replica(stored, replica_epoch)
+
+    def _retire(self, directory: str) -> None:
+        """Rename a log's directory, so that ``begin_removal`` returns it."""
+        retired = directory + layout.DELETED_SUFFIX
+        while self._fs.exists(retired):  # an earlier log of this name, which is not removed yet
+            retired += layout.DELETED_SUFFIX
+        self._fs.rename(directory, retired)
+        self._retired.add(retired)
 
     def _add(self, tp: TopicPartition, name: str, log: Log) -> None:
         self._logs[tp] = log
@@ -449,19 +549,25 @@ class LogStore:
     def get(self, tp: TopicPartition) -> Log | None:
         return self._logs.get(tp)
 
+    def find(self, tp: TopicPartition, topic_id: str) -> Log | None:
+        """Return the loaded log of a partition of the topic with this id, or None."""
+        is_it = self._names.get(tp) == layout.log_directory_name(topic_id, tp.partition)
+        return self._logs[tp] if is_it else None
+
     def shortage(self) -> str | None:
         """Return why no log can grow, or None."""
         return self._fs.shortage(self._path)
 
     def logs(self) -> Mapping[TopicPartition, Log]:
-        """A live view of all logs, including offline ones, valid until a log is added or removed."""
+        """Return all logs, including offline ones. The result changes when a log is added or removed."""
         return self._logs
 
     def delete_log(self, tp: TopicPartition, topic_id: str | None = None) -> None:
         """Retire a log with all its records. The next checkpoint makes that durable, and a later
         ``begin_removal`` returns the job that removes its files.
 
-        If ``topic_id`` is given, the log must belong to that topic (R25). Has no effect if there is no log.
+        Has no effect if there is no log. Raises DataDirectoryError if ``topic_id`` is given and the log
+        belongs to another topic (R25); OSError, StorageExhaustedError.
         """
         log, name = self._logs.get(tp), self._names.get(tp)
         if log is None or name is None:
@@ -469,26 +575,57 @@ class LogStore:
         if topic_id is not None and name != layout.log_directory_name(topic_id, tp.partition):
             raise DataDirectoryError(f"{tp} is the log in {log.directory}, not one of topic id {topic_id}")
         log.close(clean=False)
-        self.keep_replacement(tp)
+        exchange = self._exchanges.pop(tp, None)
+        if exchange is not None:
+            exchange.cancel()
+        if self._replaced.pop(tp, None) is not None or exchange is not None:
+            self._set_replaced_aside(name)
         del self._logs[tp]
         del self._names[tp]
         self._forget(log, name)
         if self._fs.exists(log.directory):
-            self._fs.rename(log.directory, log.directory + layout.DELETED_SUFFIX)
-            self._retired.add(log.directory + layout.DELETED_SUFFIX)
+            self._retire(log.directory)
 
     def release_log(self, tp: TopicPartition) -> None:
-        """Close a log, so that ``create_log`` recovers it from its files."""
+        """Close a log without a sync, and remove it from the store. ``create_log`` then recovers it from its
+        files."""
         log = self._logs.pop(tp)
         del self._names[tp]
         log.close(clean=False)
 
+    def unload_log(self, tp: TopicPartition) -> None:
+        """Close a log that was not used since it was loaded, and leave its files as they are: ``load`` opens
+        it again, ``delete_unloaded`` retires it. Meanwhile another topic's log can have its name (R63)."""
+        log, name = self._logs[tp], self._names[tp]
+        if not log.is_open and (end := log.clean_end) is not None:
+            self._clean_ends[name] = end
+        self._replaced.pop(tp, None)  # ``load`` finds it again
+        self.release_log(tp)
+
+    def delete_unloaded(self, tp: TopicPartition, topic_id: str) -> None:
+        """Retire a log that is not loaded, as ``delete_log`` does. Has no effect if there are no files.
+
+        Raises OSError, StorageExhaustedError.
+        """
+        assert self.find(tp, topic_id) is None, f"{tp} of topic id {topic_id} is loaded"
+        name = layout.log_directory_name(topic_id, tp.partition)
+        directory = self._join(name)
+        self._clean_ends.pop(name, None)
+        self._moved.pop(directory, None)
+        self._unrecorded.pop(name, None)
+        self._forgotten[name] = None
+        self._wake()
+        self._set_replaced_aside(name)
+        if self._fs.exists(directory):
+            self._retire(directory)
+
     def begin_replace(self, tp: TopicPartition) -> LogExchange:
         """Begin to replace a damaged log by an empty one. After ``finish``, the caller makes the empty log
-        with ``create_log``. The damaged files are kept beside it (R24).
+        with ``create_log``. The damaged files are kept beside the new ones (R24).
 
         Until ``keep_replacement`` is called, ``begin_reinstate`` can undo this, also in a later process
-        (R52). Use it only for a replica that is in no in-sync set.
+        (R52). If the damaged log has itself replaced an earlier log, ``begin_reinstate`` puts the earlier log
+        back. Use this only for a replica outside of its partition's in-sync set.
         """
         damaged, name = self._logs[tp], self._names[tp]
         assert damaged.is_damaged, f"{tp} is not damaged"
@@ -509,23 +646,25 @@ class LogStore:
             self._forget_durably(name)
 
         def finish(_config: LogConfig) -> None:
+            del self._exchanges[tp]
             if target is not None and self._fs.exists(target):
                 self._replaced[tp] = end, damage
             self._remove_log(tp)
 
-        return LogExchange(run, finish)
+        self._exchanges[tp] = exchange = LogExchange(run, finish)
+        return exchange
 
     def replaced_end(self, tp: TopicPartition) -> int | None:
-        """Return the log end offset of the damaged log that ``begin_reinstate`` would put back; None if
-        there is none."""
+        """Return the known log end offset of the damaged log that ``begin_reinstate`` would put back; None if
+        there is no such log."""
         replaced = self._replaced.get(tp)
         return None if replaced is None else replaced[0]
 
     def keep_replacement(self, tp: TopicPartition) -> Callable[[], None] | None:
         """Make ``begin_replace`` final: rename the damaged log, so that it is kept only for inspection.
 
-        Returns a function that syncs the new name, in any thread, or None if no log was replaced. Raises
-        OSError.
+        Returns a function that syncs the new name and may run in any thread. Returns None if no log was
+        replaced. Raises OSError, StorageExhaustedError.
         """
         replaced = self._replaced.get(tp)
         if replaced is None:
@@ -559,6 +698,7 @@ class LogStore:
             self._forget_durably(name)
 
         def finish(config: LogConfig) -> None:
+            del self._exchanges[tp]
             del self._replaced[tp]
             self._remove_log(tp)
             damaged = Log(self._fs, self._join(name), config, end=end)
@@ -572,26 +712,34 @@ class LogStore:
                 )
             self._add(tp, name, damaged)
 
-        return LogExchange(run, finish)
+        self._exchanges[tp] = exchange = LogExchange(run, finish)
+        return exchange
 
     def _replaced_path(self, name: str, end: int) -> str:
         return f"{self._join(name)}{layout.REPLACED_SUFFIX}{end}"
 
     def _set_aside(self, path: str, name: str) -> None:
-        """Rename the directory ``path`` to the next free name of a damaged copy of ``name``."""
-        number = 1
-        while self._fs.exists(kept := f"{self._join(name)}{layout.DAMAGED_SUFFIX}{number}"):
-            number += 1
-        self._fs.rename(path, kept)
+        """Rename the directory ``path`` to the next free ``.damaged-`` name of the log ``name``."""
+        self._fs.rename(path, damaged_name(self._fs, self._join(name)))
+
+    def _set_replaced_aside(self, name: str, before_epoch: int | None = None) -> None:
+        """Make each ``begin_replace`` of the log ``name`` final. If ``before_epoch`` is given, omit logs of
+        replicas that were not removed before this replica epoch."""
+        for one in self._fs.list_dir(self._path):
+            path = self._join(one)
+            if one.startswith(name + layout.REPLACED_SUFFIX) and (
+                before_epoch is None or self._is_earlier(path, before_epoch)
+            ):
+                self._set_aside(path, name)
 
     def _forget_durably(self, name: str) -> None:
-        """Sync the new name of a log's directory, and remove its recovery point. With the point, a new log in
-        a directory of the old name would count as damaged."""
+        """Sync the name to which a log's directory was renamed, and remove the log's recovery point. With
+        that point, a new log in a directory of the old name would count as damaged."""
         self._fs.sync_dir(self._path)
         self._points.write({name: None})
 
     def _remove_log(self, tp: TopicPartition) -> None:
-        """Remove a closed log whose directory was renamed."""
+        """Remove a closed log, whose directory was renamed, from the store."""
         log, name = self._logs.pop(tp), self._names.pop(tp)
         self._forget(log, name)
         self._clean_ends.pop(name, None)
@@ -603,7 +751,7 @@ class LogStore:
         deleted logs whose delay has passed; None if there are none.
 
         The delay of ``delay_ms`` begins with the first call after the deletion. The job may run in any
-        thread. If it raises OSError, the next start removes the rest, except torn tails.
+        thread. If it raises an error, the next start removes the rest, except torn tails.
         """
         files, directories = list(files), self._retired.due(now_ms, delay_ms)
         return partial(self._remove, files, directories) if files or directories else None
@@ -624,15 +772,15 @@ class LogStore:
         return len(self._retired) > 0
 
     def _forget(self, log: Log, name: str) -> None:
-        """Remove the recovery point of a log when the next checkpoint is written."""
+        """Let the next checkpoint remove the recovery point of a log."""
         self._moved.pop(log.directory, None)
         self._unrecorded.pop(name, None)
         self._forgotten[name] = None
         self._wake()
 
     def _on_moved(self, directory: str, change: SyncWork | RecoveryPoint) -> None:
-        """Record that the recovery point of a log has moved to ``change``, or to the point after the round
-        ``change``. Called in any thread."""
+        """Record that the recovery point of a log has moved: to the point ``change``, or if ``change`` is a
+        sync round, to the point after this round. Called in any thread."""
         is_first = not self._moved
         self._moved[directory] = change
         if is_first:
@@ -644,8 +792,8 @@ class LogStore:
 
     @property
     def metadata_offset(self) -> int | None:
-        """A metadata offset that this node had reached in an earlier session; None if there was no session, 0
-        if only the logs prove that there was one.
+        """The metadata offset in the last checkpoint that has one. If there is none: 0 if the directory has
+        logs, else None.
 
         A node must not start with metadata that ends below this offset (R25).
         """
@@ -662,17 +810,18 @@ class LogStore:
             self._on_moved(METADATA_POINT, RecoveryPoint(offset))
 
     def checkpoint(self) -> None:
-        """Write the recovery points that moved. Raises OSError or StorageExhaustedError; then the old points
-        stay valid."""
+        """Write the recovery points that were moved, added or removed. Raises OSError or
+        StorageExhaustedError; then the old points stay valid."""
         work = self.begin_checkpoint()
         if work is not None:
             work()
 
     def begin_checkpoint(self) -> Callable[[], None] | None:
-        """Return a function that writes the recovery points that have moved, or None if none has (R24).
+        """Return a function that writes the recovery points that were moved, added or removed (R24). Return
+        None if nothing must be written.
 
-        The function may run in any thread. Its cost depends on the points that moved, not on the number of
-        logs. After OSError or StorageExhaustedError the old points stay valid, and the next checkpoint
+        The function may run in any thread. Its cost depends on the number of these points, not on the number
+        of logs. After OSError or StorageExhaustedError the old points stay valid, and the next checkpoint
         repeats the write.
         """
         if not (self._moved or self._forgotten or self._unrecorded or self._points.has_failed):
@@ -700,6 +849,12 @@ class LogStore:
 
     def _join(self, name: str) -> str:
         return layout.join(self._path, name)
+
+
+def is_earlier_replica(stored_epoch: int, replica_epoch: int) -> bool:
+    """Whether files with ``stored_epoch`` are of a replica that was removed before it was added again in
+    ``replica_epoch``. No compaction has waited for that replica meanwhile (R41, R62)."""
+    return stored_epoch < replica_epoch
 
 
 def may_lack_unsynced(fs: FileSystem, path: str) -> bool:

@@ -1,12 +1,12 @@
 """Finds the transactions whose markers are lost in a damaged log, for ``kl log accept-loss`` (R45).
 
 A marker has the epoch of its transaction plus one, and the producer's next transaction has that epoch or a
-later one (R31). So if a later batch of the producer has a later epoch than its open transaction, the marker
-of that transaction is missing. Without a marker, the transaction would last until the marker of the next
-transaction and have that outcome. So the repair writes an abort marker at a lost offset between the last
-batch of the transaction and the later batch: readers with ``read_committed`` never receive an aborted
-record. If the transaction was committed, they no longer receive its records; readers with
-``read_uncommitted`` do.
+later one (R31). So if a later batch of the producer has a later epoch than its open transaction, and is not
+the marker of that transaction, this marker is missing. Without a marker, the transaction would last until the
+marker of the next transaction and have the outcome of the next transaction. So the repair writes an abort
+marker at a lost offset between the last batch of the transaction and the later batch: readers with
+``read_committed`` never receive an aborted record. If the transaction was committed, they no longer receive
+its records; readers with ``read_uncommitted`` do.
 
 Only an offset that this repair loses is used. A missing marker elsewhere was removed by compaction, which
 keeps the outcome unambiguous (``storage.compaction``).
@@ -29,8 +29,9 @@ from kafkalite.records.header import BatchHeader
 
 
 class TransactionRange(NamedTuple):
-    """A transaction in a repaired log. Both offsets are inclusive, of its first and last intact record.
-    ``record_count`` is the number of its intact records."""
+    """A transaction in a repaired log. ``first_offset`` is the base offset of its first intact batch, and
+    ``last_offset`` the last offset (inclusive) of its last one. ``record_count`` is the number of records in
+    its intact batches."""
 
     producer_id: int
     first_offset: int
@@ -39,7 +40,7 @@ class TransactionRange(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """The transactions without a marker in a repaired log, by their order in the log.
+    """The transactions without a marker in a repaired log.
 
     ``unknown``: the marker is lost, and the repair ends the transaction as aborted. ``open``: no marker
     follows. Either it is lost too, or the transaction has not ended. ``markers``: {lost offset: abort marker
@@ -66,8 +67,11 @@ class _Open:
 
 
 def find_lost_markers(batches: Iterable[tuple[memoryview, int, BatchHeader]]) -> Outcomes:
-    """Return the transactions without a marker. ``batches`` are (buffer, position, header) of the intact
-    batches of a log, in order of offsets; the offsets between them are lost."""
+    """Return the transactions whose markers are lost or do not exist yet, and the markers to write.
+
+    ``batches`` are (buffer, position, header) of the intact batches of a log, in order of offsets. The
+    offsets between them are lost.
+    """
     found = Outcomes([], [], {})
     opened: dict[int, _Open] = {}
     coordinator_epochs: dict[int, int] = {}  # of each producer's last marker
@@ -115,8 +119,7 @@ def find_lost_markers(batches: Iterable[tuple[memoryview, int, BatchHeader]]) ->
 def _free_offset(lost: list[range], first: int, used: dict[int, bytearray]) -> int | None:
     """Return the lowest offset at or above ``first`` that is in ``lost`` and not in ``used``, or None.
 
-    The lowest one leaves the higher offsets to transactions that are found missing later, so that each lost
-    marker gets an offset.
+    The lowest one leaves the higher offsets to the transactions whose lost markers are found later.
     """
     for number in range(bisect_left(lost, first, key=lambda one: one.stop - 1), len(lost)):
         for offset in range(max(first, lost[number].start), lost[number].stop):

@@ -1,9 +1,9 @@
 """A file system in memory, for brokers without a disk and for tests that simulate disk faults.
 
-Files behave like real ones: a map that was taken before a file grew shows the old contents only. With
-``crashable`` it also records the synced pages, and ``crash`` produces a state that a power loss may leave:
-every unsynced 4 KiB page is kept, lost or torn at a 512-byte sector, each size is old or new, and every
-directory operation since the last sync of its directory is done or undone.
+A map that was taken before a file grew may show only the old content, as the map of a real file does. With
+``crashable``, the file system also records what was synced, and ``crash`` produces a state that a power loss
+may leave: every unsynced 4 KiB page is kept, lost or torn at a 512-byte sector, each file has its old or its
+new size, and every directory operation since the last sync of its directory is done or undone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import Final
 
 from kafkalite.errors import DataDirectoryError, DiskFullError, WrongFileTypeError
@@ -25,14 +26,16 @@ _MAP_FROM_BYTES: Final = 64 * 1024
 
 
 class _Inode:
-    """The content of one file. ``synced`` and ``dirty_pages`` are used only if the disk is crashable."""
+    """The content of one file. ``synced``, ``dirty_pages`` and ``lost_pages`` are used only if ``crashable``
+    is True."""
 
-    __slots__ = ("_buffer", "_view", "crashable", "dirty_pages", "lost_pages", "size", "synced")
+    __slots__ = ("_buffer", "_view", "crashable", "dirty_pages", "lost_pages", "number", "size", "synced")
 
     def __init__(self, data: bytes = b"", *, crashable: bool) -> None:
         self._buffer: bytearray | mmap.mmap = bytearray(data)
         self._view = memoryview(self._buffer)
         self.size = len(data)
+        self.number = 0  #: given by ``file_id``, and kept after a power loss
         self.crashable = crashable
         self.synced = bytes(data)
         self.dirty_pages: set[int] = set()
@@ -72,7 +75,9 @@ class _Inode:
 
     def sync(self) -> None:
         if self.crashable:
-            content = bytearray(self._view[: self.size])
+            content = self._view[: self.size]
+            if self.lost_pages:
+                content = memoryview(bytearray(content))
             for page in self.lost_pages:
                 position, end = page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, self.size)
                 if position < end:
@@ -81,13 +86,13 @@ class _Inode:
             self.dirty_pages.clear()
 
     def lose_dirty_pages(self) -> None:
-        """Mark the dirty pages as clean without writing them, as a failed sync does. Later syncs skip these
-        pages."""
+        """Mark the dirty pages as clean without writing them, as a failed sync does. Later syncs skip each of
+        these pages until it is written again."""
         self.lost_pages |= self.dirty_pages
         self.dirty_pages.clear()
 
     def after_crash(self, rng: Rng) -> _Inode:
-        """Return a content that the file may have after a power loss."""
+        """Return the file with a content that it may have after a power loss."""
         size = self.size if rng.randrange(2) else len(self.synced)
         contents = bytearray(size)
         contents[: len(self.synced)] = self.synced[:size]
@@ -107,11 +112,14 @@ class _Inode:
                     contents[position : min(position + cut, end)] = new[:cut]
                 else:
                     contents[min(position + cut, end) : end] = new[cut:]
-        return _Inode(bytes(contents), crashable=True)
+        inode = _Inode(bytes(contents), crashable=True)
+        inode.number = self.number
+        return inode
 
 
 class _Directory:
-    """A directory: {name: file or directory} now and at its last sync, and the operations in between."""
+    """A directory: {name: file or directory} now and at its last sync. ``pending`` are the operations since
+    then; it is used only by a crashable file system."""
 
     __slots__ = ("entries", "pending", "synced")
 
@@ -234,6 +242,7 @@ class MemoryFileSystem:
         self.locked: set[str] = set()
         self.sync_count = 0
         self.boot_count = 0
+        self._numbers = count(1)
 
     def crash(self, rng: Rng) -> None:
         """Simulate a power loss. ``rng`` decides which unsynced pages and names survive. Locks are released.
@@ -248,7 +257,8 @@ class MemoryFileSystem:
     def fail_next_sync(self, count: int = 1, *, loses_pages: bool = False) -> None:
         """Make the next ``count`` syncs of files fail (R26).
 
-        If ``loses_pages``, their pages are marked clean, as Linux does: no later sync writes them.
+        If ``loses_pages``, each failing sync also marks the unsynced pages of its file as clean, as Linux
+        does. Later syncs then skip each of these pages until it is written again.
         """
         self._failing_syncs = count
         self.loses_pages = loses_pages
@@ -355,10 +365,15 @@ class MemoryFileSystem:
 
     def shortage(self, path: str) -> str | None:
         wanted = self.min_free_bytes + SHORTAGE_BYTES
-        return None if self.room_for(0, wanted) == wanted else f"the disk of {path} is full"
+        return None if self.room_for(0, wanted) == wanted else f"no space left in {path}: the disk is full"
 
     def boot_id(self) -> str:
         return f"memory-{self.boot_count}"
+
+    def file_id(self, path: str) -> str:
+        inode = self._inode(path)
+        inode.number = inode.number or next(self._numbers)
+        return str(inode.number)
 
     def read_bytes(self, path: str) -> bytes:
         inode = self._inode(path)
@@ -410,7 +425,7 @@ class MemoryFileSystem:
         return node
 
     def _place(self, path: str) -> tuple[_Directory, str]:
-        """Return the directory of ``path``, and the name in it. Raises as ``_directory`` does."""
+        """Return the directory of ``path``, and the name in it. Raises the errors of ``_directory``."""
         parts = _parts(path)
         directory = self._at(parts[:-1])
         return directory if type(directory) is _Directory else self._directory(parent(path)), parts[-1]

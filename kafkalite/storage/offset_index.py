@@ -1,8 +1,8 @@
 """The sparse offset index of one segment: relative offset -> position.
 
-An entry is added for a batch that starts at least ``index.interval.bytes`` after the start of the previous
-entry's batch. The start of the segment counts as an entry but is not stored. To find an offset, less than one
-interval must be scanned.
+An entry is added for each batch whose position is at least ``index.interval.bytes`` above that of the
+previous entry. The start of the segment counts as an entry but is not stored. So a lookup scans the headers
+of less than one interval.
 
 Pure: arrays of numbers, no file. The limits of segments ensure that the numbers fit in 32 bits.
 """

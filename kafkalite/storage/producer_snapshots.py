@@ -1,10 +1,11 @@
 """The state of a log's producers and transactions: in memory once needed, saved in snapshots.
 
-A snapshot ``<20-digit offset>.producers`` holds the state that results from all batches below its offset. A
-snapshot is written when a segment is closed, at an orderly stop, and every SNAPSHOT_EVERY_BYTES in the active
-segment. So the state is restored from the newest snapshot and a scan of the headers after it. Snapshots have
-a checksum, name their log and offset, and are written without a sync: a torn or missing snapshot, or one of
-another log (R42), only makes the scan longer. A log is not scanned until its producers are requested.
+A snapshot ``<20-digit offset>.producers`` holds the state that results from all batches below its offset. If
+the state is in memory, a snapshot is written when a segment is closed, at an orderly stop, and every
+SNAPSHOT_EVERY_BYTES in the active segment. So the state is restored from the newest snapshot and a scan of
+the headers after it. Snapshots have a checksum, name their log and offset, and are written without a sync: a
+torn or missing snapshot, or one of another log (R42), only makes the scan longer. A log is not scanned until
+its producers are needed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from kafkalite.errors import CorruptLogError, StorageExhaustedError
+from kafkalite.errors import CorruptBatchError, CorruptLogError, StorageExhaustedError
 from kafkalite.limits import MIB
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
@@ -38,8 +39,9 @@ SNAPSHOT_EVERY_BYTES: Final = 64 * MIB
 class ProducerSnapshots:
     """The producer states of one log, and their snapshots on disk.
 
-    Invariants: ``states`` covers all batches of the log, or is None: not loaded yet, or discarded by
-    ``truncate``. ``_offsets`` are the offsets of the snapshots on disk, ascending.
+    Invariants: ``states`` covers all batches of the log, or at least the sound part of a damaged log. It is
+    None if the states are not loaded yet, or were discarded by ``truncate``. ``_offsets`` are the offsets of
+    the snapshots on disk that may be used, ascending.
     """
 
     __slots__ = ("_directory", "_fs", "_offsets", "_saved_bytes", "states")
@@ -57,7 +59,7 @@ class ProducerSnapshots:
         self, segments: SegmentList, state: LogState, log_start_offset: int, end_offset: int
     ) -> ProducerStates:
         """Restore the states as of ``end_offset``: the log end, or the sound end of a damaged log. Raises
-        CorruptLogError, OSError."""
+        CorruptLogError, also for a malformed marker; OSError."""
         states, offset = self._newest(state, end_offset)
         for segment in segments:
             if segment.next_offset <= offset or segment.base_offset >= end_offset:
@@ -69,7 +71,7 @@ class ProducerSnapshots:
 
     def _newest(self, state: LogState, end_offset: int) -> tuple[ProducerStates, int]:
         """Return (states, offset) of the newest snapshot that is valid for a log that ends at ``end_offset``,
-        or (empty, 0)."""
+        or (empty, 0). Remove the newer snapshots, which are not valid."""
         while self._offsets:
             offset = self._offsets[-1]
             states = self._read(offset, state) if offset <= end_offset else None
@@ -90,9 +92,9 @@ class ProducerSnapshots:
     def save(self, offset: int, truncations: int, active_bytes: int, keep_from: int) -> None:
         """Write a snapshot as of ``offset``, which is the log end, if the states are in memory.
 
-        The new snapshot replaces the snapshots above ``keep_from``, the start of the active segment.
-        ``truncations`` is the log's truncation count, ``active_bytes`` the size of the active segment. Errors
-        are only logged.
+        The new snapshot replaces the snapshots above ``keep_from``, the base offset of the segment that ends
+        at ``offset``. ``truncations`` is the log's truncation count, ``active_bytes`` the size of the active
+        segment. Errors are only logged.
         """
         self._saved_bytes = active_bytes
         if self.states is None or (self._offsets and self._offsets[-1] == offset):
@@ -126,7 +128,8 @@ class ProducerSnapshots:
         self._offsets = [one for one in self._offsets if one <= end_offset]
 
     def delete_before(self, log_start_offset: int) -> None:
-        """Remove the snapshots at or below the log start, except the newest of them."""
+        """Remove the snapshots at or below the log start, except the newest of them. In memory, remove the
+        aborted transactions that end below the log start."""
         if self.states is not None:
             self.states.aborted.delete_before(log_start_offset)
         passed = [one for one in self._offsets if one <= log_start_offset]
@@ -142,7 +145,7 @@ class ProducerSnapshots:
 
 
 def _walk(states: ProducerStates, segment: Segment, offset: int) -> None:
-    """Add every batch of ``segment`` from ``offset`` on to ``states``."""
+    """Add every batch of ``segment`` from ``offset`` on to ``states``. Raises CorruptLogError."""
     start = segment.find(offset).position if offset > segment.base_offset else 0
     view = segment.view()
     for position, attributes, base_offset, last_delta, max_ms, *producer, crc in scan_producers(
@@ -158,6 +161,11 @@ def _walk(states: ProducerStates, segment: Segment, offset: int) -> None:
         last_offset = base_offset + last_delta
         batch = (producer_id, epoch, sequence, base_offset, last_offset, max_ms, NO_TIMESTAMP, crc)
         if attributes & _TRANSACTION_BITS:
-            states.note_transactional(view[position : position + MARKER_BYTES], attributes, *batch)
+            try:
+                states.note_transactional(view[position : position + MARKER_BYTES], attributes, *batch)
+            except CorruptBatchError as error:
+                raise CorruptLogError(
+                    path=segment.path(), position=position, expected="a marker", actual=error.message
+                ) from error
         else:
             states.note(*batch)

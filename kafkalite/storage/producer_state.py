@@ -3,8 +3,9 @@
 The state follows from the log's batches and markers (R27), except for the time of a producer's last append.
 The state determines whether a new batch is next in sequence, is a repetition, or must be refused (R28). The
 sequence numbers of a producer's records in this partition begin at 0 in each epoch, and wrap from 2^31 - 1 to
-0. A batch repeats another batch only if its checksum is equal too. If the checksum differs, another client
-used the producer's id, and the batch is not in the log.
+0. A batch with the same sequences as a stored batch is its repetition only if the checksums are equal, too
+(exceptions: ``SequencedBatch.is_repeated_by``). Otherwise another client used the producer's id, and the
+batch is not in the log.
 
 A producer's transaction is open here from its first batch until its marker. The marker has the transaction's
 epoch plus one. This becomes the producer's epoch, so that late batches are refused (R31).
@@ -53,12 +54,11 @@ class SequencedBatch(NamedTuple):
     crc: int = UNKNOWN_CRC
 
     def is_repeated_by(self, header: BatchHeader, batch: Buffer) -> bool:
-        """Whether ``batch``, which has the same sequences, is the same batch: its checksum is equal (R28), or
-        the checksum of the stored batch is unknown.
+        """Whether ``batch``, which has the same sequences, is a repetition of this stored batch: its checksum
+        is equal (R28), or the checksum of the stored batch is unknown.
 
-        The CRC covers the attributes with the transactional bit. If the topic uses LogAppendTime, the leader
-        stamped the stored batch, which changed its CRC. So the CRC that ``batch`` would have with the stored
-        batch's append time is also compared.
+        If the topic uses LogAppendTime, the leader stamped the stored batch, which changed its CRC. So the
+        CRC that ``batch`` would have with the append time of the stored batch is also compared.
         """
         if self.crc in (header.crc, UNKNOWN_CRC):
             return True
@@ -105,7 +105,7 @@ class ProducerStates:
     """The states of a log's producers, by producer id.
 
     Invariants: ``open`` is {producer id: first offset} of the open transactions, in ascending order of
-    offsets. ``aborted`` has every aborted transaction whose marker is in the log.
+    offsets. ``aborted`` has every aborted transaction of which a batch is in the log.
     """
 
     __slots__ = ("_producers", "aborted", "ended", "open")
@@ -141,12 +141,12 @@ class ProducerStates:
     # --- checks before an append -----------------------------------------------------------------------
 
     def check(self, header: BatchHeader, batch: Buffer) -> SequencedBatch | None:
-        """Return None if ``batch`` is next in sequence. If it is a repetition, return the first copy (R28).
+        """Return None if ``batch`` is next in sequence. If it is a repetition, return the stored batch (R28).
 
-        Raises InvalidRecordError (no sequence), UnknownProducerIdError, InvalidProducerEpochError,
-        OutOfOrderSequenceNumberError. OutOfOrderSequenceNumberError is also raised if the sequences are lower
-        than those of the last five batches, or equal to those of one of them although the content differs. In
-        the first case it is unknown whether the log contains the batch; in the second it does not.
+        Raises InvalidRecordError if the batch has no epoch or sequence; UnknownProducerIdError,
+        InvalidProducerEpochError, OutOfOrderSequenceNumberError. The last error is also raised if the batch
+        has lower sequences than the producer's last five batches (the log may contain the batch), or if it
+        has the sequences but not the content of one of these five (the log does not contain the batch).
         """
         first = header.base_sequence
         if first < 0 or header.producer_epoch < 0:
@@ -187,10 +187,11 @@ class ProducerStates:
         return epoch == producer.epoch and producer.transaction_start_offset == NO_OFFSET
 
     def check_open(self, header: BatchHeader) -> None:
-        """Raise an error if the producer has an open transaction and the batch does not belong to it.
+        """Raise an error if the batch does not belong to the open transaction of its producer.
 
-        Raises InvalidTxnStateError if the batch is not transactional, ConcurrentTransactionsError if it is of
-        a later epoch, and InvalidProducerEpochError if it is of an earlier epoch.
+        Raises InvalidTxnStateError if the batch is not transactional, and ConcurrentTransactionsError if it
+        is of a later epoch. Raises InvalidProducerEpochError if it is of an earlier epoch than the producer,
+        even if no transaction is open.
         """
         producer = self._producers.get(header.producer_id)
         if producer is None:
@@ -212,11 +213,12 @@ class ProducerStates:
             )
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> bool:
-        """Whether a marker must be appended. False if the log already contains it.
+        """Whether a marker must be appended: its epoch is later than the producer's, or the producer is
+        unknown. If the epochs are equal, the log already contains the marker.
 
-        A marker ends only a transaction of an earlier epoch than the marker's. If the open transaction has
-        the same epoch as the marker, it began after that marker, and a repetition of the marker must not end
-        it. Raises TransactionCoordinatorFencedError, InvalidProducerEpochError.
+        An open transaction with the epoch of the marker began after the marker was first appended, and a
+        repetition of the marker must not end it. Raises TransactionCoordinatorFencedError if the coordinator
+        epoch is older than that of the producer's last marker; InvalidProducerEpochError.
         """
         producer = self._producers.get(producer_id)
         if producer is None:
@@ -352,9 +354,9 @@ class ProducerStates:
         del ended[:count]
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the last stable offset (exclusive): the lowest of the high watermark, the first offsets of
-        open transactions, and those of transactions whose marker is uncommitted (R33). ``high_watermark``
-        must never decrease between calls."""
+        """Return the last stable offset (exclusive): the lowest of the high watermark and the first offsets
+        of all transactions that are open or whose marker is uncommitted (R33). ``high_watermark`` must never
+        decrease between calls."""
         return min(self.first_open_offset(high_watermark), self.first_uncommitted_offset(high_watermark))
 
     def first_open_offset(self, high_watermark: int) -> int:
@@ -363,7 +365,7 @@ class ProducerStates:
 
     def first_uncommitted_offset(self, high_watermark: int) -> int:
         """Return the lowest first offset of the transactions whose marker is uncommitted, or
-        ``high_watermark`` if there are none."""
+        ``high_watermark`` if there are none. Forget the other ended transactions."""
         self.forget_stable(high_watermark)
         return min((one.first_offset for one in self.ended), default=high_watermark)
 
@@ -378,7 +380,7 @@ class ProducerStates:
         """Forget producers that were inactive for ``expiration_ms`` (R29), and return their number.
 
         A producer with an open transaction is kept. For a producer restored from the log, the time begins
-        with this call, because the timestamps of its records are arbitrary.
+        with the first call, because the timestamps of its records are arbitrary.
         """
         gone: list[int] = []
         for producer_id, producer in self._producers.items():
@@ -409,9 +411,9 @@ class ProducerStates:
         """Yield the lines of a snapshot.
 
         First, one line for each producer: id, epoch, last append, coordinator epoch, first offset of its open
-        transaction, and its batches, whose fields are separated by colons. Then one line for each ended
-        transaction: it begins with ``ended`` if the marker may be uncommitted, and with ``aborted`` if it is
-        an entry of the aborted index.
+        transaction, and its batches, whose fields are separated by colons. Then one line for each transaction
+        in ``ended``, which begins with ``ended``. Then one line for each entry of the aborted index, which
+        begins with ``aborted``.
         """
         for producer_id in sorted(self._producers):
             one = self._producers[producer_id]

@@ -10,21 +10,23 @@ have fingerprints, which show whether a segment is the one that was synced. An i
 segment's first batch as soon as that batch is appended, so a segment that was never synced can be checked too
 (R42). So (R24):
 
-* segments wholly below the proven end are not read, but their fingerprints are checked;
+* the batches of segments wholly below the proven end are not checked, but the fingerprints are;
 * the rest is read, from the last trusted index entry on, and every batch must have its CRC and its offset;
 * the leader epoch of each of these batches must be the one that the leader-epochs file has for its offset,
   since the CRC does not cover it (R58);
 * a bad batch, a gap or an early end **below** the proven end is damage;
-* **above** the proven end, it is a torn tail if the system may have lost unsynced bytes since the bytes were
-  written, in any order: everything from there on is moved to files beside the log, and one event is logged;
+* **above** the proven end, the same is a torn tail if the system may have lost unsynced bytes, because it may
+  have lost any part of them: everything from there on is moved to files beside the log, and one event is
+  logged;
 * if only the process ended, all that it wrote is there, except the rest of the last batch. So a bad batch is
   damage if an intact batch follows it, in the segment or in a later one, or if the bad batch was written
-  completely; only a batch whose end is missing is a torn tail;
+  completely; only a batch whose end is missing, or a copy of an earlier batch, is a torn tail;
 * zeros after the last batch are space allocated ahead, and stay;
 * all that remains is synced before the log is used, so that the next recovery cannot find less.
 
-A damaged log is opened read-only up to its sound end, and none of its files is changed. If recovery is
-interrupted at any point, the next one finds the same log.
+A damaged log is opened read-only up to its sound end. None of its files is changed, except that interrupted
+swaps are finished or refused first, and that unusable index files of intact segments may be removed. If
+recovery is interrupted at any point, the next one finds the same log.
 """
 
 # Long because reading, judging and changing share the findings in one directory.
@@ -40,7 +42,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeVar
 
-from kafkalite.errors import CorruptBatchError, CorruptLogError, WrongFileTypeError
+from kafkalite.errors import CorruptBatchError, CorruptLogError, DataDirectoryError, WrongFileTypeError
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_OFFSET
 from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_header, total_length
@@ -61,6 +63,7 @@ from kafkalite.storage.checkpoints import (
 )
 from kafkalite.storage.compaction_swap import finish_swaps, swap_problem
 from kafkalite.storage.damage import (
+    ACCEPT_COMMAND,
     Damage,
     batch_at,
     batch_placed_at,
@@ -121,7 +124,8 @@ class RecoverySync:
     are_names_unsynced: bool
 
     def run(self) -> None:
-        """Sync the files. After an OSError or DiskFullError the log must not be used: data may be lost."""
+        """Write the leader-epochs file if necessary, and sync all files. After an error the log must not be
+        used: data may be lost."""
         if self.epochs_file is not None:  # written before the batches count as synced
             self.fs.write_atomically(*self.epochs_file, sync_name=False)
         for path in self.paths:
@@ -139,7 +143,8 @@ MAX_TORN_FILES: Final = 4
 class _Cut(NamedTuple):
     """A torn tail: the bytes of ``segment`` from ``position`` on, and the later segments.
 
-    ``records`` is the sum of the record counts in the batch headers of ``segment`` from there on; at least 1.
+    ``records`` is the sum of the record counts in the batch headers of ``segment`` from ``position`` to the
+    first invalid header; at least 1.
     """
 
     segment: Segment
@@ -150,8 +155,8 @@ class _Cut(NamedTuple):
 
 
 class _Stop(NamedTuple):
-    """Where the intact batches of a segment end. ``problem`` describes the damage there; None if only zeros
-    follow."""
+    """Where the intact batches of a segment end. ``problem`` describes the damage there; None if nothing or
+    only zeros follow."""
 
     position: int
     offset: int
@@ -159,7 +164,8 @@ class _Stop(NamedTuple):
 
 
 def open_clean(fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd) -> OpenedLog:
-    """Open a log after an orderly stop. Lists the directory but reads no batch. Raises CorruptLogError."""
+    """Open a log after an orderly stop. No batch is read, except the header of the last one, or all headers
+    if the leader-epochs file cannot be used. Raises CorruptLogError, ValueError, OSError."""
     state = read_log_state(fs, directory)
     names = finish_swaps(fs, directory, fs.list_dir(directory))
     bases = _segment_bases(names)
@@ -202,9 +208,11 @@ def open_clean(fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd)
 def is_as_left(
     fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd, identity: PartitionIdentity | None
 ) -> bool:
-    """Whether the files are those that an orderly stop left, by their number, sizes and fingerprints.
+    """Whether the files are those that an orderly stop left, by the number of segments, their total size and
+    their fingerprints.
 
-    No batch is read, only the CRC fields of each segment's first and last batch (R42).
+    No batch is read, only the CRC fields of each segment's first and last batch (R42). If the marker has no
+    number of segments, because an earlier version of the program wrote it, the segments are not compared.
     """
     try:
         state = read_log_state(fs, directory)
@@ -239,11 +247,14 @@ def recover(
     identity: PartitionIdentity | None = None,
     may_lack_unsynced: bool = False,
 ) -> OpenedLog:
-    """Open after a crash. A damaged log is opened up to its sound end, with the files unchanged.
+    """Open a log after a crash. A damaged log is opened up to its sound end.
 
     ``identity`` is compared with ``partition.json`` unless it is None. ``may_lack_unsynced``: the system may
-    have lost unsynced bytes; False if only the process ended. Raises CorruptLogError if nothing of the log
-    can be trusted; OSError. Nothing is synced yet: run ``unsynced`` of the result before the log is used.
+    have lost unsynced bytes; False if only the process ended. The batches are not synced yet: run
+    ``unsynced`` of the result before the log is used.
+
+    Raises CorruptLogError or ValueError if the log state is damaged and the recovery point has no copy of it;
+    CorruptLogError if a swap file that is needed is damaged; OSError.
     """
     begin = partial(_Recovery, fs, directory, config, point, identity, may_lack_unsynced)
     return _with_valid_epochs(begin, _Recovery.run)
@@ -286,7 +297,7 @@ def read_log_state(fs: FileSystem, directory: str) -> LogState:
 def restored_state(fs: FileSystem, directory: str, point: RecoveryPoint) -> tuple[LogState, bool]:
     """Return (the log's state, whether it was restored from its copy in the recovery point).
 
-    Raises CorruptLogError if the file is unreadable and there is no recovery point.
+    Raises CorruptLogError or ValueError if the file is damaged and there is no recovery point; OSError.
     """
     try:
         state = read_log_state(fs, directory)
@@ -321,9 +332,27 @@ def _identity_problem(fs: FileSystem, directory: str, identity: PartitionIdentit
     return None
 
 
+def foreign_owner(fs: FileSystem, directory: str, own: tuple[str, int] | None) -> DataDirectoryError | None:
+    """If ``partition.json`` in ``directory`` names another log than ``own``, (topic id, partition), return an
+    error that states where the log belongs. Return None if the file names ``own``, if it is missing or
+    malformed, or if ``own`` is None."""
+    try:
+        found = decode_partition(fs.read_bytes(layout.join(directory, layout.PARTITION_FILE)))
+    except (FileNotFoundError, WrongFileTypeError):
+        return None
+    if found is None or own is None or found[1:] == own:
+        return None
+    home = layout.join(layout.parent(directory), layout.log_directory_name(found.topic_id, found.partition))
+    return DataDirectoryError(
+        f"{directory} holds the log {found.topic}-{found.partition}",
+        hint=f"stop the broker and rename it to {home}; or move it away, and accept the loss with"
+        f" '{ACCEPT_COMMAND} {directory}'",
+    )
+
+
 class _OlderEpochsError(Exception):
-    """Raised before any file is changed if the leader-epochs file is out of date: at least two batches have
-    an epoch above the last one in the file."""
+    """Raised while the batches are read if the leader-epochs file is out of date: two adjacent batches have
+    epochs above the last one in the file."""
 
 
 class _Recovery:
@@ -343,6 +372,7 @@ class _Recovery:
         """If ``has_epochs`` is False, the leader-epochs file is not used."""
         self._may_lack_unsynced = may_lack_unsynced
         self._has_epochs = has_epochs
+        self._names = fs.list_dir(directory)
         self._saved: SavedEpochs | None = None
         self._known_epochs = LeaderEpochs()  # the content of the leader-epochs file
         self._fs = fs
@@ -372,7 +402,7 @@ class _Recovery:
 
     def run(self) -> OpenedLog:
         start = self._state.log_start_offset
-        names = finish_swaps(self._fs, self._directory, self._fs.list_dir(self._directory))
+        names = finish_swaps(self._fs, self._directory, self._names)
         found, damaged = self._read_all(names)
         if damaged is not None:
             return damaged
@@ -587,7 +617,7 @@ class _Recovery:
 
     def _checked(self, view: memoryview, position: int, offset: int) -> BatchHeader | None:
         """Return the header of the intact batch at ``position``, or None if zeros are there instead. Raises
-        CorruptBatchError if the batch is damaged or does not have ``offset``."""
+        CorruptBatchError if the batch is damaged, does not have ``offset``, or has a wrong leader epoch."""
         left = len(view) - position
         if left < HEADER_BYTES:
             if not any(view[position:]):
@@ -610,8 +640,9 @@ class _Recovery:
     def _may_begin_epochs(self, header: BatchHeader) -> bool:
         """Whether the leader-epochs file may lack the epoch of a batch (R58).
 
-        The file is written before the first batch of an epoch, but synced only together with it. Earlier
-        versions wrote it only with the sync after that batch.
+        The file is written before the first batch of an epoch, but not synced before, so a power loss may
+        leave an older version. Earlier versions of the program wrote the file only with the sync after that
+        batch.
         """
         is_ahead = self._saved is not None and self._saved.is_ahead and not self._may_lack_unsynced
         return header.last_offset >= self._proven and not is_ahead
@@ -692,10 +723,13 @@ class _Recovery:
     def _check_identity(self) -> None:
         """Check that ``partition.json`` names the log that should be in this directory (R42).
 
-        If the file is wrong or unreadable, raise CorruptLogError, except in two cases. If the segment with
-        the fingerprint of the recovery point was found, the directory is the right one, because recovery
-        points are stored by directory name. Nothing is lost either if no batch was synced and the file names
-        no other log. In both cases the file is written again.
+        If the file is wrong or unreadable, raise CorruptLogError, except in three cases, in which the file is
+        written again:
+
+        * The segment with the fingerprint of the recovery point was found. Then the directory is the right
+          one, because recovery points are stored by directory name.
+        * The log has no batch.
+        * The recovery point is 0, and the file names no other log.
         """
         problem = _identity_problem(self._fs, self._directory, self._identity)
         if problem is None or self._identity is None:
@@ -713,15 +747,13 @@ class _Recovery:
     @property
     def _was_synced(self) -> bool:
         """Whether a wrong ``partition.json`` is damage: it was synced, or it names another log."""
-        return self._names_another_log or self._point.recovery_point > 0
+        return self._foreign_owner() is not None or self._point.recovery_point > 0
 
-    @property
-    def _names_another_log(self) -> bool:
-        try:
-            found = decode_partition(self._fs.read_bytes(layout.join(self._directory, layout.PARTITION_FILE)))
-        except (FileNotFoundError, WrongFileTypeError):
-            return False
-        return found is not None and self._identity is not None and found != self._identity
+    def _foreign_owner(self) -> DataDirectoryError | None:
+        """Return the error of ``foreign_owner``, or None if the segment with the fingerprint of the recovery
+        point was found."""
+        own = None if self._is_identified or self._identity is None else self._identity[1:]
+        return foreign_owner(self._fs, self._directory, own)
 
     def _note_cut(self, segment: Segment, segments_behind: int, problem: str) -> None:
         position, end = segment.size_bytes, segment.file.size()
@@ -736,10 +768,15 @@ class _Recovery:
 
         Changes no file.
         """
-        bases, number, start = self._bases, self._number, self._state.log_start_offset
+        number, start = self._number, self._state.log_start_offset
+        self._bases[number:] = filter(self._is_file, self._bases[number:])
+        bases = self._bases
         position = 0
-        if not self._is_identified and self._names_another_log:
+        cause, hint = error.message, repair_hint(self._directory)
+        foreign = self._foreign_owner()
+        if foreign is not None:
             self._is_foreign = True
+            cause, hint = foreign.message, foreign.hint
         named = layout.parse_segment_file_name(layout.name_of(error.path))
         if named is not None and named.base_offset in bases[: len(self._segments)]:
             at = bases.index(named.base_offset)
@@ -761,10 +798,10 @@ class _Recovery:
             end_offset = start
             self._segments.clear()
         damage = Damage(
-            error.message,
+            cause,
             end_offset,
             None if self._is_end_unknown else self._records_in_doubt(number, position, end_offset),
-            repair_hint(self._directory),
+            hint,
         )
         for one in self._segments:
             one.release()
@@ -785,6 +822,15 @@ class _Recovery:
             producers_offsets=offsets if self._segments else None,
             damage=damage,
         )
+
+    def _is_file(self, base: int) -> bool:
+        """Whether the path of the segment is a regular file. Something else there, such as a directory,
+        counts as a missing segment."""
+        try:
+            self._fs.open(self._open_segment(base).path()).close()
+        except WrongFileTypeError:
+            return False
+        return True
 
     def _records_in_doubt(self, number: int, position: int, end_offset: int) -> int:
         """Return how many offsets at or above ``end_offset`` are known to have been written but are in no
@@ -815,7 +861,7 @@ class _Recovery:
         """Return the damage that ``run`` would find, without changing anything. Return None if there is none,
         or if an interrupted swap must be completed first. Raises CorruptLogError for a damaged swap file
         that is needed."""
-        names = self._fs.list_dir(self._directory)
+        names = self._names
         for name in names:
             is_swap = layout.parse_swap_file_name(name) is not None
             if is_swap and swap_problem(self._fs, self._directory, name, names) is None:
@@ -842,11 +888,11 @@ class _Recovery:
         return found, None
 
     def _keep_torn(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Copy the bytes that recovery cuts off to files beside the log, durably: a torn tail, and bytes
-        after the last batch of a closed segment.
+        """Durably copy to files beside the log the bytes that recovery cuts off: a torn tail, and bytes after
+        the last batch of a closed segment. The latter are then cut off.
 
-        Returns the paths of all such files. At most MAX_TORN_FILES are kept, each without the zeros at its
-        end.
+        Returns the paths of all such files, including those of earlier recoveries. At most MAX_TORN_FILES are
+        kept. Zeros at the end are not copied.
         """
         kept = sorted(filter(None, map(layout.parse_torn_file_name, names)), key=lambda one: one.number)
 
@@ -895,7 +941,8 @@ class _Recovery:
         return tuple(paths[-MAX_TORN_FILES:])
 
     def _apply(self, names: Sequence[str], found: Sequence[int]) -> bool:
-        """Remove the files that are not part of the log. Returns whether any were removed."""
+        """Remove the files that are not part of the log, and write a restored log state. Returns whether any
+        file was removed."""
         if self._is_restored:
             path = layout.join(self._directory, layout.LOG_STATE_FILE)
             data = encode_log_state(self._state, layout.name_of(self._directory))
@@ -943,7 +990,8 @@ class _Recovery:
         """Truncate the files to their contents. Return the syncs of everything that is not proven to be
         synced, or None if all of it is. ``changed``: recovery has removed a file.
 
-        The active segment keeps its zeros for the next batches, because releasing them can take milliseconds.
+        Without a torn tail, the active segment keeps the zeros after its batches, because releasing them can
+        take milliseconds.
         """
         unproven: list[str] = []
         for segment in self._partly_indexed:
@@ -985,8 +1033,8 @@ def _index_bases(names: Sequence[str]) -> set[int]:
 
 
 def _last_index_block(fs: FileSystem, path: str) -> Block | None:
-    """Return the last block of an index file; None if there is no block, or the last one is damaged or longer
-    than _LAST_BLOCK_BYTES."""
+    """Return the last block of an offset index file. Return None if there is no block, or the last one is
+    damaged or longer than _LAST_BLOCK_BYTES."""
     try:
         file = fs.open(path)
     except (FileNotFoundError, WrongFileTypeError):
@@ -1026,8 +1074,7 @@ def read_epochs(fs: FileSystem, directory: str, state: LogState) -> SavedEpochs 
     """Return the part of the leader-epochs file that is valid for a log with ``state``, or None if the file
     is missing, damaged or without a valid entry.
 
-    The file is synced before any batch of a new epoch counts as synced, so an intact file has every epoch
-    that began below the proven end. The last entries may have no batch; the caller removes them (R5).
+    The last entries may have no batch; the caller removes them (R5).
     """
     path = layout.join(directory, layout.LEADER_EPOCHS_FILE)
     try:
@@ -1096,7 +1143,8 @@ def _headers(segments: Sequence[Segment], end_offset: int) -> Iterator[BatchHead
 
 
 def _records_at(view: memoryview, position: int) -> int:
-    """Return the sum of the record counts in the batch headers at and after ``position``, but at least 1."""
+    """Return the sum of the record counts in the batch headers from ``position`` to the first invalid header,
+    but at least 1."""
     count = 0
     while position < len(view):
         try:

@@ -1,15 +1,15 @@
 """The recovery points of all logs of a data directory: a file, and a copy of it.
 
 Each file begins with a block that has every point. Changes are appended as further blocks, each with its own
-CRC; the file is replaced as a whole when the appended blocks have become longer than the first. So a write
-costs what has changed, however many logs there are.
+CRC; the file is replaced as a whole when the appended blocks have become longer than the first one and than
+MIN_APPENDED_BYTES. So the cost of a write depends on the number of changed points, not on that of logs.
 
-The copy is written after the file, without a sync unless a point is removed. If the file is lost or replaced
-by an older one, together with the end of a log, the copy still shows how far the log was synced. A point is
-removed from the copy first, so that it never comes back.
+If the file is lost or replaced by an older one, together with the end of a log, the copy still shows how far
+the log was synced. The copy is written after the file, and blocks are appended to it without a sync. But if a
+point is removed, the copy is written first, and synced, so that the point never comes back.
 
-If a block cannot be read in either file, its points are missing: recovery then reads those logs completely
-(R24, R25).
+If a point can be read in neither of the files, recovery checks all batches of the log that no index block
+proves to be synced (R24, R25).
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ class _BlockFile:
         self.wrong_type: WrongFileTypeError | None = None  #: why ``read`` could not open the file
 
     def read(self) -> dict[str, RecoveryPoint]:
-        """Return the recovery points in the file by log directory name; empty if there is no file. An
-        unreadable part is reported, and a copy of the file is kept."""
+        """Return the recovery points in the file by log directory name; empty if there is no regular file.
+
+        Something else in the place of the file is reported. If the file is damaged, that is reported, too,
+        and the damaged file is first saved under a ``.damaged-`` name.
+        """
         if not self._fs.exists(self.path):
             return {}
         try:
@@ -75,7 +78,7 @@ class _BlockFile:
         *,
         is_synced: bool,
     ) -> None:
-        """Append the points ``changed``, or replace the file with all ``points``. Raises OSError,
+        """Append a block with ``changed``, or replace the file by one with all ``points``. Raises OSError,
         StorageExhaustedError; the next write then replaces the file."""
         appended = self._size_bytes - self._first_bytes
         if not self.is_stale and not self._is_there():
@@ -110,7 +113,7 @@ class _BlockFile:
 def _newest(
     points: Mapping[str, RecoveryPoint], copied: Mapping[str, RecoveryPoint]
 ) -> dict[str, RecoveryPoint]:
-    """Return the newer point of each log; that of ``points`` if both are equally new."""
+    """Return the newest point of each log. If both arguments have an equally new point, use ``points``."""
     newest = dict(points)
     for name, point in copied.items():
         known = newest.get(name)
@@ -120,8 +123,8 @@ def _newest(
 
 
 def read_points(fs: FileSystem, directory: str) -> dict[str, RecoveryPoint]:
-    """Return the recovery points that the next start will use, by log directory name. Nothing is changed or
-    logged. Raises OSError."""
+    """Return the newest recovery point of each log in either file, by log directory name. Nothing is changed
+    or logged. Raises OSError."""
     found: list[dict[str, RecoveryPoint]] = []
     for name in (layout.RECOVERY_POINTS_FILE, layout.RECOVERY_POINTS_COPY):
         try:
@@ -133,10 +136,11 @@ def read_points(fs: FileSystem, directory: str) -> dict[str, RecoveryPoint]:
 
 
 class RecoveryPointsFile:
-    """Reads and writes ``recovery-points``. ``write`` may run in any thread; calls wait for each other.
+    """Reads and writes ``recovery-points`` and its copy. ``write`` may run in any thread; its calls wait for
+    each other.
 
-    Invariant: ``points`` are those in the file, unless the last write has failed; then the next write
-    replaces the file.
+    Invariant: ``points`` are those in the file if the last write has succeeded. Otherwise, and before the
+    first write, the next write replaces the file.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
@@ -149,10 +153,10 @@ class RecoveryPointsFile:
         self._from_copy: dict[str, bool] = {}
 
     def open(self) -> None:
-        """Read both files, and use the newer point of each log. An unreadable part is reported, and a copy of
-        the file is kept.
+        """Read the file and the copy, and use the newest point of each log. If part of either cannot be read,
+        that is reported, and the damaged file is first saved under a ``.damaged-`` name.
 
-        Raises OSError; WrongFileTypeError if one of the two is not a regular file and the other has no point,
+        Raises OSError; WrongFileTypeError if one of the two is not a regular file and no point was read,
         because logs that lost synced records would then be taken for complete ones.
         """
         points = self._file.read()
@@ -165,9 +169,9 @@ class RecoveryPointsFile:
 
     def forget_deleted(self, exists: Callable[[str], bool]) -> list[str]:
         """Return the names of the logs whose points must be removed: only the copy has the point, and
-        ``exists(name)`` is False. A version that wrote no copy has deleted these logs.
+        ``exists(name)`` is False. An earlier version of the program, which wrote no copy, deleted these logs.
 
-        Reports the other points that only the copy has as lost from the file.
+        All other points that ``open`` took from the copy are reported as lost from the file.
         """
         deleted = sorted(name for name, known in self._from_copy.items() if not known and not exists(name))
         lost = sorted(self._from_copy.keys() - set(deleted))
@@ -182,7 +186,8 @@ class RecoveryPointsFile:
     def write(self, changes: Mapping[str, Change]) -> bool:
         """Make the changed points durable. Returns False if nothing had to be written.
 
-        After OSError or StorageExhaustedError the file has the old points; the next write adds ``changes``.
+        After OSError or StorageExhaustedError, the file may lack the changes. The next write then writes all
+        points, with these changes.
         """
         with self._lock:
             changed: dict[str, RecoveryPoint | None] = {}
@@ -210,8 +215,7 @@ class RecoveryPointsFile:
             return True
 
     def _write_copy(self, changed: Mapping[str, RecoveryPoint | None]) -> None:
-        """Write the changed points to the copy of the file. An error is only logged, because the file itself
-        has the points."""
+        """Write the changed points to the copy. An error is only logged, because the file has the points."""
         try:
             self._copy.write(self.points, changed, is_synced=False)
         except (OSError, StorageExhaustedError) as error:

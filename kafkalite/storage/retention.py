@@ -3,8 +3,9 @@
 Kafka's rules: only whole segments below ``up_to`` (the high watermark) are removed, oldest first. A segment
 is removed if it is below the log start, if its largest timestamp is older than ``retention.ms``, or if the
 rest of the log still has at least ``retention.bytes``. The active segment is planned for removal only
-together with a roll, so that a log always has a segment. A segment without any timestamp does not expire. A
-segment without records, left by compaction, is removed together with the next segment that has records.
+together with a roll, so that a log always has a segment. A segment without any timestamp is never older than
+``retention.ms``. A segment without records, left by compaction, is also removed if the next segment that has
+records is removed.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ class RetiredPaths:
 
     def __len__(self) -> int:
         return len(self._due)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._due
 
     def due(self, now_ms: int, delay_ms: int) -> list[str]:
         """Remove and return the paths whose delay has passed."""

@@ -1,6 +1,6 @@
-"""Checks segments that may not be read for long, to find damage while another replica is intact (R53).
+"""Checks segments, also those that no client reads, to find damage while another replica is intact (R53).
 
-A check reads the file of one segment in parts. Each part may run in any thread: it uses its own file
+A check reads the file of one segment in parts. Each part may run in any thread: the check has its own file
 descriptor and changes nothing of the segment. ``Log.finish_scrub`` decides whether the found damage counts.
 """
 
@@ -36,7 +36,7 @@ class SegmentScrub:
     epochs (R58) and the identity of the first batch (R42). Later batches are not checked."""
 
     def __init__(self, fs: FileSystem, segment: Segment, truncations: int) -> None:
-        """``truncations`` is the log's present truncation count. Raises OSError."""
+        """``truncations`` is the log's present truncation count. Raises OSError, StorageExhaustedError."""
         self.segment = segment
         self.truncations = truncations
         self.end_offset = segment.next_offset  #: exclusive
@@ -53,8 +53,8 @@ class SegmentScrub:
         return self.finding is not None or self._position >= self._end_position
 
     def run(self) -> int:
-        """Check the next batches, about CHUNK_BYTES in total. Return the number of bytes checked. Raises
-        OSError."""
+        """Check the next batches, about CHUNK_BYTES in total. Return the number of bytes that were found
+        intact. Raises OSError."""
         position = self._position
         try:
             self._check_chunk()
@@ -97,7 +97,8 @@ class SegmentScrub:
         return data
 
     def _examine(self, problem: str) -> Finding:
-        """Return the damage at the present position. Reads the rest of the segment."""
+        """Return the damage at the present position, which ``problem`` describes. Reads the rest of the
+        segment."""
         view = self._file.map(min(self._end_position, self._file.size()))
         intact = sum(
             run.end_offset - run.start_offset for run in intact_runs(view, self._position, self._offset)

@@ -1,11 +1,11 @@
 """One segment: a file of record batches, its map, and its two sparse indexes.
 
 Batches are written with pwrite and read through a shared read-only map. The active segment's file is longer
-than its content: space is allocated ahead, in growing steps, so that a full disk is reported before any byte
-of a batch is written. ``size_bytes`` is the exclusive end of the content.
+than its content: space is allocated ahead, in growing steps, so that a full disk is normally reported before
+any byte of a batch is written. ``size_bytes`` is the exclusive end of the content.
 
-Indexes are arrays of numbers in memory. They are saved in blocks after syncs, loaded on first use, and
-rebuilt from batch headers where the files do not cover the log.
+Indexes are arrays of numbers in memory. Their entries are saved in blocks after syncs, loaded on first use,
+and rebuilt from the batch headers that the saved blocks do not cover.
 """
 
 # Long because one object owns a file together with its map, its indexes and the state of its checks.
@@ -87,7 +87,8 @@ class Found(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Contiguous complete batches. ``next_offset`` is the offset after the last of them."""
+    """Contiguous complete batches. ``next_offset`` is the offset after the last of them. If there are none,
+    it is the requested offset, or the base offset of the batch that contains the requested offset."""
 
     view: memoryview
     next_offset: int
@@ -107,15 +108,18 @@ class Checked(NamedTuple):
 
 class SoundPart(NamedTuple):
     """The intact start of a segment, up to ``end_offset`` (exclusive). ``lost`` is the number of later
-    offsets that no intact batch contains."""
+    offsets of the segment that no intact batch contains."""
 
     end_offset: int
     lost: int
 
 
 class SavedIndexes(NamedTuple):
-    """The part of the index files that can be used. ``end_offset`` is a batch boundary that is proven to be
-    synced and not below the last entry. ``is_whole``: the files have nothing else."""
+    """The result of loading the valid part of the index files.
+
+    ``end_offset`` is a batch boundary at or above the offset of the last entry. The blocks prove that all
+    batches of the segment below it are synced. ``is_whole``: the files have nothing but the valid part.
+    """
 
     end_offset: int
     is_whole: bool
@@ -124,8 +128,8 @@ class SavedIndexes(NamedTuple):
 class Segment:
     """Batches with offsets in [base_offset, next_offset), at positions [0, size_bytes) of the file.
 
-    Invariants: size_bytes <= allocated_bytes = the length of the file. The indexes, if loaded, describe
-    exactly the batches below size_bytes.
+    Invariants: when the file is open, size_bytes <= allocated_bytes = the length of the file. The indexes, if
+    loaded, describe exactly the batches below size_bytes.
     """
 
     __slots__ = (
@@ -255,9 +259,10 @@ class Segment:
     # --- writing ---------------------------------------------------------------------------------------
 
     def append(self, batches: Buffer, base_offset: int, last_offset: int, max_timestamp_ms: int) -> None:
-        """Write a batch at the end of the segment. Raises DiskFullError, with nothing changed, and OSError.
+        """Write a batch at the end of the segment.
 
-        After an OSError the segment must not be appended to again.
+        Raises StorageExhaustedError, with no batch added; CorruptLogError; OSError, after which nothing must
+        be appended to the segment any more.
         """
         position = self.size_bytes
         end = position + len(batches)
@@ -283,22 +288,23 @@ class Segment:
     def _save_head(self) -> None:
         """Write to the index files a block that identifies the first batch (R42).
 
-        The block is written after the batch, so that it never identifies a batch that the segment does not
-        have, and before the batch is acknowledged. The end position in the block is 0, so the block does not
-        prove a sync.
+        It is written without a sync, after the batch and before the batch is acknowledged. The end position
+        in the block is 0, so the block does not prove a sync.
         """
         block = Block(self.state.truncations, self.base_offset, 0, b"", self.owner, self.head_crc)
         self._append_blocks(block, block)
 
     def ensure_head(self) -> None:
-        """Call ``_save_head`` if the segment has no index files. Called before the first append."""
+        """Call ``_save_head`` if the segment has a batch, but no saved index block is used. The indexes must
+        be loaded."""
         if self.size_bytes and not self._index_saved_bytes:
             self.head_crc = read_crc(self.file, 0)
             self._save_head()
 
     def saved_head_crc(self) -> int:
-        """Return the first batch's CRC field from the newest valid index block (R42), or 0 if there is
-        none."""
+        """Return the CRC field of the segment's first batch, from the last index block that has it; 0 if none
+        has it (R42). Blocks of another log, and blocks from before a truncation that removed the batch, are
+        ignored."""
         head_crc = 0
         for block, _ in self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES):
             is_valid = self.state.cap(self.base_offset + 1, block.truncations) > self.base_offset
@@ -307,7 +313,8 @@ class Segment:
         return head_crc
 
     def saved_tails(self) -> set[tuple[int, int]]:
-        """Return (CRC field, next offset) of the last batch that each valid index block identifies."""
+        """Return (CRC field, next offset) of each batch that an index block identifies as the last one.
+        Blocks of another log, and blocks whose end a truncation has removed, are ignored."""
         return {
             (block.tail_crc, block.end_offset)
             for block, _ in self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
@@ -317,13 +324,13 @@ class Segment:
         }
 
     def is_foreign(self) -> bool:
-        """Whether an index of another log stores the CRC of the first batch, so that the segment belongs to
-        that log (R42)."""
+        """Whether the segment belongs to another log: a block in its index files is of that log and has the
+        CRC of the segment's first batch (R42)."""
         return bool(self.head_owners() - {self.owner})
 
     def head_owners(self) -> set[int]:
-        """Return the owner fields (CRC-32C of a log's name) of all index blocks that store the CRC of this
-        segment's first batch (R42)."""
+        """Return the owners of all blocks in the segment's index files that have the CRC of its first batch
+        (R42). An owner is the CRC-32C of the name of a log's directory."""
         blocks = self._raw_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
         blocks += self._raw_blocks(layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES)
         heads = {(block.owner, block.head_crc) for block, _ in blocks if block.head_crc}
@@ -346,8 +353,8 @@ class Segment:
         self._last_base_offset = base_offset
 
     def _grow(self, end: int) -> None:
-        """Allocate space up to ``end`` plus RESERVE_BYTES at most, and more if the disk has room. The reserve
-        is released when a full disk has no space for a small file (R26).
+        """Allocate space up to ``end`` and a reserve after it, and more if the disk has room. The reserve is
+        released when a full disk has no space for a small file (R26).
 
         Raises DiskFullError, with nothing changed.
         """
@@ -419,7 +426,7 @@ class Segment:
     def view(self) -> memoryview:
         """Return a map of the file. Only [0, size_bytes) may be accessed.
 
-        Raises CorruptLogError if the file has been cut since it was opened.
+        Raises CorruptLogError if a new map is needed, but the file was cut since it was opened; OSError.
         """
         if self._mapped_bytes < self.size_bytes:
             file = self.file
@@ -456,8 +463,9 @@ class Segment:
     def read(self, offset: int, max_bytes: int, up_to: int, at_least_one: bool) -> Run:
         """Return complete batches below offset ``up_to``, beginning with the one that contains ``offset``.
 
-        Returns as many as fit in ``max_bytes``, and always the first one if ``at_least_one``. Checks that
-        each batch has the expected offset and leader epoch (R43). Raises CorruptLogError.
+        Returns as many as fit in ``max_bytes``. If ``at_least_one``, the size of the first one is not
+        limited. Checks that each batch has the expected offset and leader epoch (R43). Raises
+        CorruptLogError, OSError.
         """
         is_in_order = offset == self._hint_offset
         if not is_in_order:
@@ -486,8 +494,8 @@ class Segment:
         return Run(view[start:end], next_offset)
 
     def _check_size(self) -> None:
-        """Raise CorruptLogError if the file was cut while this process has it open: an access to its map
-        behind the end would kill the process.
+        """Raise CorruptLogError if the file is shorter than its content because it was cut: an access to the
+        map after the end of the file would kill the process.
 
         This takes 0.8 us, so reads of less than SIZE_CHECK_BYTES that continue the last read omit the check.
         """
@@ -506,8 +514,9 @@ class Segment:
         at_least_one: bool,
     ) -> Found:
         """Return the end of the batches that begin at position ``start`` with ``offset`` and fit in
-        ``max_bytes``: the position and the offset that follow the last of them. If all batches up to position
-        ``limit`` fit, they must end exactly there, before ``limit_offset``.
+        ``max_bytes``: the position and the offset that follow the last of them. If ``at_least_one``, the size
+        of the first one is not limited. ``limit`` must be the start of the batch with ``limit_offset`` or the
+        end of the segment.
 
         This compares the fields that the CRC does not cover, in every read: the file may have changed after a
         batch was checked or written (R43). It takes 0.1 us for each batch. Raises CorruptLogError.
@@ -551,10 +560,10 @@ class Segment:
         return self.damaged(position, f"an intact batch with offset {offset}", actual)
 
     def _verify(self, view: memoryview, start: int, offset: int, end: int) -> None:
-        """Check the CRCs, offsets and epochs of the batches in [start, end) that were not checked before
-        (R43, R58).
+        """Check the CRCs, offsets and epochs of all batches in [start, end) that were not checked or written
+        before, and possibly of others (R43, R58).
 
-        ``offset`` is that of the batch at ``start``. Raises CorruptLogError at the first damaged batch.
+        ``offset`` is the offset of the batch at ``start``. Raises CorruptLogError at the first damaged batch.
         """
         position, end = start, min(end, self._verified_tail)
         touches = self._verified_from <= start <= self._verified_to
@@ -573,7 +582,8 @@ class Segment:
             self._verified_from, self._verified_to, self._verified_offset = start, end, offset
 
     def _check_batch(self, view: memoryview, position: int, offset: int, end: int) -> Checked:
-        """Check the batch at ``position``, which must have ``offset``. Raises CorruptLogError."""
+        """Check the batch at ``position``, which must have the base offset ``offset`` and end at or below
+        position ``end``. Raises CorruptLogError."""
         try:
             length = total_length(view[:end], position)
             header = check(view[position : min(position + length, end)])
@@ -613,10 +623,11 @@ class Segment:
         raise self.damaged(found.position, f"the batch with offset {found.base_offset}", "none")
 
     def last_boundary(self, begin: Found, target: int, *, at_least_one: bool) -> Found:
-        """Return the last batch boundary between the batch start ``begin`` and the position ``target``.
+        """Return the last batch that starts at or below position ``target`` and not before the batch
+        ``begin``: its position and offset.
 
-        If ``at_least_one`` and the batch at ``begin`` ends after ``target``, return the end of that batch.
-        Raises CorruptLogError if there is none.
+        If ``at_least_one`` and this is the batch ``begin``, return the end of the batch instead. Raises
+        CorruptLogError.
         """
         start, start_offset = begin
         if not self.indexes_loaded:
@@ -678,7 +689,8 @@ class Segment:
         self._take_tail_from_indexes()
 
     def _take_tail_from_indexes(self) -> None:
-        """Set the last known batch to the batch of the last index entry. A scan continues from there."""
+        """Set the largest timestamp and the last indexed position from the indexes, and forget the last batch
+        and the read positions. A scan from the last index entry must follow."""
         self._indexed_position = self.offset_index.last_position
         self.max_timestamp_ms = self.time_index.last_timestamp_ms
         self.max_timestamp_offset = (
@@ -690,9 +702,10 @@ class Segment:
         self._end_limit_offset = self._end_limit_position = NO_OFFSET
 
     def load_indexes(self) -> None:
-        """Load the indexes from their files, and index the batches that the files do not cover.
+        """Load the indexes from their files, and index the batches that the files do not cover. Set
+        ``size_bytes`` to the end of the batches.
 
-        Raises CorruptLogError if the batches do not end at ``next_offset`` and ``size_bytes``.
+        Raises CorruptLogError if the batches do not end at ``next_offset``; OSError.
         """
         if self.indexes_loaded:
             return
@@ -715,10 +728,10 @@ class Segment:
 
     def limit_to(self, end_offset: int) -> int:
         """Use only the batches below ``end_offset``, the sound end of a damaged log, from now on. Return the
-        end offset of the batches that were found.
+        end offset (exclusive) of the batches that were found.
 
-        Later bytes are not read, and no file is changed: the batches are indexed in memory. Nothing may be
-        appended any more. Raises OSError.
+        No file is changed: the batches are indexed in memory. Nothing may be appended any more. Raises
+        CorruptLogError, OSError.
         """
         self._forget_indexes()
         self._mapped_bytes = 0
@@ -729,8 +742,8 @@ class Segment:
         return self.next_offset
 
     def _walk(self, position: int, offset: int, end_offset: int = _UNKNOWN) -> tuple[int, int]:
-        """Index the batches that begin at ``position``, with ``offset``, and end at or below ``end_offset``.
-        Return the (position, offset) that follow the last of them."""
+        """Index the contiguous batches from ``position`` on, where the offset ``offset`` begins, that end at
+        or below ``end_offset``. Return the (position, offset) that follow the last of them."""
         for start, base_offset, last_delta, max_ms, length in scan(self.view(), position, self.size_bytes):
             if base_offset != offset or offset + last_delta >= end_offset:
                 break
@@ -740,11 +753,11 @@ class Segment:
         return position, offset
 
     def take_saved_indexes(self, up_to: int) -> SavedIndexes:
-        """Load the index entries below offset ``up_to``, up to the first block on which the two index files
-        disagree.
+        """Load the entries of the index blocks that end at or below offset ``up_to``, up to the first block
+        that is not valid or differs between the two index files.
 
-        If the files contain more than that, the caller calls ``drop_saved_indexes`` once the batches are
-        known to be intact, so that the entries are written again later.
+        If the result is not whole, the caller calls ``drop_saved_indexes`` once the batches are known to be
+        intact, so that the entries are written again later.
         """
         self._forget_indexes()
         offset_blocks = self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
@@ -785,7 +798,7 @@ class Segment:
         return False
 
     def saved_end_offset(self) -> int:
-        """Return the largest offset (exclusive) that an index block proves to be synced, or 0."""
+        """Return the largest offset below which an index block proves that the log is synced, or 0."""
         end = 0
         for suffix, magic, entry_bytes in (
             (layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES),
@@ -798,7 +811,7 @@ class Segment:
         return end
 
     def fingerprint(self, position: int) -> Fingerprint:
-        """Return the fingerprint of the segment up to the batch at ``position`` (R42)."""
+        """Return the fingerprint of the segment, with the batch at ``position`` as the last one (R42)."""
         if not self.head_crc:
             self.head_crc = read_crc(self.file, 0)
         return Fingerprint(self.base_offset, self.head_crc, position, read_crc(self.file, position))
@@ -817,8 +830,8 @@ class Segment:
         return (found.head_crc, found.tail_crc) == (block.head_crc, block.tail_crc)
 
     def _read_blocks(self, suffix: str, magic: bytes, entry_bytes: int) -> list[tuple[Block, int]]:
-        """Return the blocks of an index file; none if its first block has the base offset of another
-        segment."""
+        """Return the intact blocks of an index file. Return none if the first block was written with the
+        first batch of another segment of this log."""
         blocks = self._raw_blocks(suffix, magic, entry_bytes)
         head = blocks[0][0] if blocks else None
         if head is None or head.owner != self.owner or head.end_position:
@@ -852,9 +865,9 @@ class Segment:
     def save_indexes(self, synced_position: int, *, final: bool) -> None:
         """Append new entries to the index files, up to ``synced_position``.
 
-        If ``final``, append all new entries and the end of the segment. Otherwise append only if
-        SAVE_INDEX_ENTRIES entries are new. Errors of these plain writes are only logged, because indexes can
-        be rebuilt from the log.
+        If ``final``, append all new entries and the end of the segment. Otherwise append only if at least
+        SAVE_INDEX_ENTRIES entries are new. Has no effect if the indexes are not loaded. Errors are only
+        logged, because indexes can be rebuilt from the log.
         """
         if not self.indexes_loaded:
             return
@@ -917,7 +930,8 @@ class Segment:
         return self._file is not None or self._mapped_bytes > 0
 
     def release(self) -> None:
-        """Close the file and the map. They are reopened when needed. Existing views stay valid."""
+        """Drop the references to the file and the map, which are opened again when needed. Existing views
+        stay valid."""
         self._file = None
         if self._mapped_bytes:
             self._map = memoryview(b"")

@@ -26,8 +26,8 @@ from kafkalite.storage.segment import Found, Segment
 class BytesEnd(NamedTuple):
     """The result of ``find_bytes``. ``end_offset`` (exclusive) is the end of a batch or of the range.
 
-    ``size_bytes``: the size of the batches up to ``end_offset``. ``total_bytes``: the size of all batches in
-    the requested range.
+    ``size_bytes``: the size of the batches from the start of the range to ``end_offset``. ``total_bytes``:
+    the size of all batches in the range.
     """
 
     end_offset: int
@@ -70,12 +70,13 @@ class SegmentList:
         return self.segments[-1]
 
     def number_of(self, offset: int) -> int:
-        """Return the index of the segment that contains ``offset``; that of the last segment if ``offset`` is
-        higher."""
+        """Return the index of the segment that contains ``offset``. Return the last index if ``offset`` is
+        above all segments, and -1 if it is below all segments."""
         return bisect_right(self.bases, offset) - 1
 
     def create(self, base_offset: int, config: LogConfig, state: LogState) -> Segment:
-        """Create an active segment without a sync. Raises DiskFullError and OSError with nothing changed."""
+        """Create an active segment without a sync. Raises StorageExhaustedError and OSError, with the list
+        unchanged."""
         segment = Segment.create(self._fs, self._directory, base_offset, config, state)
         segment.epochs = self._epochs
         self.segments.append(segment)
@@ -129,8 +130,8 @@ class SegmentList:
         return BytesEnd(min(offset, end_offset), size_bytes, total_bytes)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
-        """Return (max timestamp, base offset) of the first batch that ends above ``from_offset`` and whose
-        max timestamp is at least ``timestamp_ms``, or None."""
+        """Return (max timestamp, base offset) of the first batch whose max timestamp is at least
+        ``timestamp_ms``, or None. Batches entirely below ``from_offset`` are ignored."""
         for segment in self.segments:
             if segment.next_offset > from_offset:
                 found = segment.find_timestamp(timestamp_ms, from_offset)
@@ -169,8 +170,9 @@ class SegmentList:
             segment.release()
 
     def retire(self, count: int) -> list[Segment]:
-        """Remove the ``count`` oldest segments. Their files are renamed, so that a start ignores them, and
-        kept until ``take_retired``. The names are not synced."""
+        """Remove the ``count`` oldest segments, and return them. Their files are renamed to names with
+        ``.deleted``, and kept until ``take_retired`` returns them or the next start removes them. The names
+        are not synced."""
         retired = self.segments[:count]
         del self.segments[:count]
         del self.bases[:count]
@@ -228,6 +230,7 @@ class SegmentList:
 
 
 def _is_gap(segment: Segment) -> bool:
-    """Whether compaction has removed every record of the segment. Markers count as records."""
+    """Whether the segment has only gap batches, which compaction writes in place of removed records. A marker
+    counts as a record."""
     headers = scan_producers(segment.view(), 0, segment.size_bytes)
     return all(one[1] & (CONTROL_BIT | TRANSACTIONAL_BIT) == CONTROL_BIT for one in headers)

@@ -29,7 +29,7 @@ from kafkalite.storage.segment import Segment, read_crc
 class SyncState:
     """The changes of a log that are not synced yet, except the batches of its active segment.
 
-    Invariants: ``unsynced`` are the closed segments with unsynced bytes, in order of offsets.
+    Invariants: ``unsynced`` are the closed segments that may have unsynced bytes, in order of offsets.
     ``names_synced`` <= ``names_changed``.
     """
 
@@ -87,7 +87,8 @@ class SyncState:
         )
 
     def complete(self, work: SyncWork) -> None:
-        """Record that the round ``work`` has succeeded."""
+        """Record that the round ``work`` has succeeded, and save the indexes of the segments it has synced,
+        except the active one."""
         self.saved_epochs = work.epochs
         self.names_synced = work.names_changed
         if work.names_changed:
@@ -106,6 +107,7 @@ class SyncState:
         """Return the path and content of the leader-epochs file, or None if it need not be written.
 
         The file must be durable before batches of a new epoch count as synced, because recovery relies on it.
+        The first file of a log is an exception: see ``write_ahead``.
         """
         if epochs == self.saved_epochs:
             return None
@@ -115,9 +117,9 @@ class SyncState:
     def write_ahead(self, epochs: list[EpochEntry], truncations: int) -> None:
         """Write the leader-epochs file before the first batch of its last epoch is appended (R58).
 
-        Nothing is synced: the next round syncs the content and the name, before the batch counts as synced.
-        The first version of the file is not synced; without it, recovery reads the epochs from the batches.
-        Raises OSError, StorageExhaustedError.
+        Nothing is synced here. Before the batch counts as synced, the next round writes the file again and
+        syncs it. If the log had no such file, the next round does not do so: without the file, recovery reads
+        the epochs from the batches. Raises OSError, StorageExhaustedError.
         """
         path = layout.join(self.directory, layout.LEADER_EPOCHS_FILE)
         data = encode_leader_epochs(epochs, truncations, layout.name_of(self.directory))
@@ -131,8 +133,7 @@ class SyncState:
             replace_plain(self.fs, path, data)
 
     def write_epochs(self, epochs: list[EpochEntry], truncations: int) -> None:
-        """Write the leader-epochs file outside of a sync round if its content has changed. The name is not
-        synced."""
+        """Write the leader-epochs file durably, outside of a sync round, if its content has changed."""
         epochs_file = self._epochs_file(epochs, truncations)
         self.saved_epochs = epochs
         self.take_over_epochs()
@@ -148,10 +149,9 @@ class SyncState:
 
 @dataclass(slots=True, eq=False)
 class SyncWork:
-    """One sync round of one log. ``run`` blocks, and may run in any thread. Only the log uses the other
-    members.
+    """One sync round of one log. ``run`` blocks, and may run in any thread.
 
-    The round has references to the files, so that they stay open even if the log closes them.
+    The round has references to the files, so that they stay open when the log releases them.
     """
 
     fs: FileSystem
@@ -176,7 +176,8 @@ class SyncWork:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Sync. Raises OSError, which is final, or StorageExhaustedError: a later round retries."""
+        """Write and sync everything. Raises OSError, which is final, or StorageExhaustedError, after which a
+        later round retries."""
         self.run_inside()
         if self.parent is not None:
             self.fs.sync_dir(self.parent)
@@ -207,13 +208,13 @@ class SyncWork:
         return RecoveryPoint(self.end_offset, self.truncations, self.log_start_offset, end)
 
     def leave_epochs_alone(self) -> None:
-        """Wait for a running write of the epochs and prevent a later one. The log then writes them itself."""
+        """Wait for a running write of the epochs, and prevent this round from writing them later."""
         with self._lock:
             self.epochs_file = None
 
     def replace_epochs(self, path: str, data: bytes) -> None:
-        """Write newer epochs without a sync. If this round still has to write older ones, it writes these
-        instead. Waits for a running write."""
+        """Write the newer epochs ``data`` without a sync. If this round was to write older epochs, it writes
+        ``data`` instead. Waits for a running write."""
         with self._lock:
             if self.epochs_file is not None:
                 self.epochs_file = (path, data)
@@ -230,7 +231,7 @@ class StateWork:
     is_parent_unsynced: bool
 
     def run(self) -> None:
-        """Write the state durably. Raises OSError, DiskFullError."""
+        """Write the state durably. Raises OSError, StorageExhaustedError."""
         if self.is_parent_unsynced:
             self.fs.sync_dir(layout.parent(self.directory))
         path = layout.join(self.directory, layout.LOG_STATE_FILE)
@@ -238,7 +239,7 @@ class StateWork:
 
 
 def write_plain(fs: FileSystem, path: str, data: bytes) -> None:
-    """Create a file without a sync."""
+    """Create or overwrite a file without a sync."""
     file = fs.open(path, create=True)
     try:
         file.truncate(0)
@@ -255,8 +256,8 @@ def replace_plain(fs: FileSystem, path: str, data: bytes) -> None:
 
 
 def run_together(works: Sequence[SyncWork]) -> list[Exception | None]:
-    """Run all rounds with as few disk operations as possible. Return for each round, in order, its exception
-    or None."""
+    """Run all rounds, and sync each common parent directory only once. Return for each round, in order, its
+    exception or None."""
     if not works:
         return []
     fs = works[0].fs

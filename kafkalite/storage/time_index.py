@@ -1,8 +1,9 @@
 """The sparse time index of one segment: largest timestamp so far -> base offset of the batch that has it.
 
-Entries are added together with those of the offset index, and at the end of the segment, if the largest
-timestamp has grown. The first batch at or above a timestamp is the batch of the first entry at or above it,
-or an earlier batch *within the same interval of the offset index*. So less than one interval must be scanned.
+If the largest timestamp has grown since the last entry, an entry is added whenever the offset index gets one,
+and at the end of the segment. A lookup finds the first entry at or above the requested timestamp. The first
+batch whose largest timestamp is at or above the requested one is then the batch of this entry, or an earlier
+batch *within the same interval of the offset index*. So less than one interval must be scanned.
 
 Pure: arrays of numbers, no file.
 """

@@ -1,6 +1,8 @@
-"""Tools for tests of kafkalite and of applications: in-process brokers, a virtual clock, and faults.
+"""Tools for tests of kafkalite and of applications: brokers in this process or in others, a virtual clock,
+and faults.
 
-Modules are loaded on first use, so the pytest plugin costs nothing in a run that does not use it.
+A module is loaded when one of its names is first used. So the pytest plugin loads none of these modules in a
+run that requests no fixture of the plugin.
 """
 
 from __future__ import annotations

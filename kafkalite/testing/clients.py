@@ -1,4 +1,4 @@
-"""The clients of an embedded cluster, and the shortcuts that tests need most."""
+"""Creates clients of a test cluster, and has the shortcuts that tests need most."""
 
 # Tests: tests/testing/test_cluster.py
 
@@ -66,13 +66,23 @@ class Clients:
             )
 
     async def produce(self, topic: str, values: Iterable[bytes], *, partition: int | None = None) -> None:
-        """Send ``values`` to ``partition`` (None: the partitioner chooses), and wait for acknowledgements."""
+        """Send ``values`` to ``partition`` (None: the partitioner chooses), and wait for acknowledgements.
+
+        Raises RecordError if ``values`` is one bytes or str object instead of several.
+        """
+        column: Any = values
+        if not isinstance(column, bytes | str):
+            column = list(values)
         async with self.producer() as producer:
-            await producer.send_many(topic, list(values), partition=partition)
+            await producer.send_many(topic, column, partition=partition)
             await producer.flush()
 
     async def records(self, topic: str) -> list[Record]:
-        """Return every record of the topic that can be read now, ordered by partition and offset."""
+        """Return every record of the topic that can be read now, ordered by partition and offset.
+
+        Raises AssertionError if the consumer receives no further record for READ_TIMEOUT_MS although some are
+        left.
+        """
         async with self.admin() as admin:
             described = await admin.describe_topics([topic])
         partitions = [TopicPartition(topic, number) for number in range(len(described[0].partitions))]

@@ -31,9 +31,8 @@ from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.metrics import BrokerStatistics
 from kafkalite.broker.server.responses import Pending, Response
-from kafkalite.client.config import admin_config
 from kafkalite.clock import Clock, SystemClock
-from kafkalite.errors import ConfigError, InvalidReplicationFactorError, broker_error
+from kafkalite.errors import ClientError, ConfigError, InvalidReplicationFactorError
 from kafkalite.metadata.records import ProducerIdsRecord
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
@@ -47,7 +46,7 @@ from kafkalite.testing.faults import Aim, Fault, Faults
 from kafkalite.testing.requests import RequestLog, api_key_of, name_of, names_in
 from kafkalite.testing.snapshots import Restoration, Snapshot, take
 from kafkalite.testing.virtual_clock import VirtualClock
-from kafkalite.tls_options import PLAINTEXT, SECURITY_PROTOCOLS, WITH_LOGIN, WITH_TLS, SecurityProtocol
+from kafkalite.tls_options import PLAINTEXT, SECURITY_PROTOCOLS, SSL, WITH_LOGIN, WITH_TLS, SecurityProtocol
 from kafkalite.transport.dev_certificates import CA_CERTIFICATE, make_dev_certificates
 from kafkalite.transport.free_ports import free_ports
 
@@ -111,13 +110,13 @@ class Cluster(Clients):
     """A cluster of brokers with node ids from 1. If ``controllers`` is 0, each broker is also a controller.
     Otherwise, there are ``controllers`` separate controllers with node ids from 101.
 
-    With ``security_protocol="SSL"``, clients, brokers and controllers connect over TLS, with certificates
-    that ``start`` makes; ``client_settings`` are those of clients. Needs the package ``cryptography``. With
-    ``"SASL_SSL"`` or ``"SASL_PLAINTEXT"``, clients log in as the user ``client``, or as a user that
-    ``add_user`` has added: ``cluster.producer(**cluster.login("alice"))``.
+    If ``security_protocol`` is ``"SSL"`` or ``"SASL_SSL"``, clients, brokers and controllers connect over
+    TLS, with certificates that ``start`` makes. This needs the package ``cryptography``. With ``"SASL_SSL"``
+    or ``"SASL_PLAINTEXT"``, clients log in as the user ``client``, or as a user that ``add_user`` has added:
+    ``cluster.producer(**cluster.login("alice"))``. ``client_settings`` has the settings that clients need.
 
-    With ``storage="memory"``, ``crash`` loses unsynced data. With ``"disk"``, the data is in a temporary
-    directory. Other keywords are settings of every node, by Python name. With several brokers, election and
+    With ``storage="memory"``, ``crash`` may lose unsynced data. With ``"disk"``, the data is in a temporary
+    directory. Other keywords are settings of every node, by Python name. With several nodes, election and
     session timeouts are short, and the default replication factor is min(brokers, 3). If
     ``group_consumer_session_timeout_ms`` is given, the default heartbeat interval of group members is a fifth
     of it, at most 5 s.
@@ -135,6 +134,7 @@ class Cluster(Clients):
         seed: int = 0,
         **settings: Any,
     ) -> None:
+        self.nodes: dict[int, Node] = {}  #: by node id; first, because __repr__ needs it after an error
         for key, number in (("brokers", brokers), ("controllers", controllers)):
             if not isinstance(number, int):
                 raise ConfigError(
@@ -174,7 +174,6 @@ class Cluster(Clients):
         self._faults = Faults(seeded_rng(seed))
         #: The newest 10,000 requests of clients, including those that a fault refused.
         self.requests = RequestLog()
-        self.nodes: dict[int, Node] = {}  #: by node id
         #: The ``cluster.secret`` of a multi-node cluster. Requests such as ControlledShutdown need it.
         self.secret = str(settings.get("cluster_secret", DEFAULT_SECRET))
         if brokers == 1 and controllers == 0:
@@ -215,7 +214,7 @@ class Cluster(Clients):
             self.nodes[node_id] = Node(node_id, own, seeded_rng(seed * 1_000 + node_id))
 
     def _address(self, suffix: str, *, fixed: bool = False) -> str:
-        """Return an address to listen on. A port is 0 unless ``fixed``, which chooses a free one now.
+        """Return an address to listen on. A TCP port is 0 or, if ``fixed``, a free port that is chosen now.
 
         ``suffix`` is appended to the cluster's name in an ``inproc`` address.
         """
@@ -254,38 +253,28 @@ class Cluster(Clients):
             await self.add_user(CLIENT_USER)
 
     async def add_user(self, name: str, password: str = "") -> None:
-        """Add a user, or set another password (default: a random one). ``login`` has the user's settings."""
-        from kafkalite.client.admin.credentials import MECHANISMS, salted_passwords
-        from kafkalite.client.cluster.authentication import OPERATOR_ID, Authenticator
-        from kafkalite.protocol.messages.security import (
-            AlterUserScramCredentialsRequest,
-            ScramCredentialUpsertion,
-        )
-        from kafkalite.transport.tls_context import TlsContext
+        """Add the user ``name``, or replace the user's password. The default password is random.
+        ``login(name)`` returns the settings of the user's clients."""
+        from kafkalite.client.admin.admin import Admin
+        from kafkalite.client.cluster.authentication import OperatorLogin
 
         password = password or secrets.token_urlsafe()
-        broker = self.broker
-        upsertions = [
-            ScramCredentialUpsertion(*one)
-            for one in salted_passwords(name, password, MECHANISMS, MIN_ITERATIONS)
-        ]
-        tls = TlsContext(admin_config(self._tls_settings))
-        operator = Authenticator(self.secret, broker.cluster_id, OPERATOR_ID, os.urandom, tls=tls)
-        address = f"{self._scheme}{broker.addresses[0]}"
-        node_id = broker.config.node_id
-        connection = await operator.dial(address, node_id, client_id="users", timeout_ms=10_000)
-        try:
-            request = AlterUserScramCredentialsRequest([], upsertions)
-            response = await connection.call(request, timeout_ms=10_000)
-        finally:
-            connection.close()
-        for each in response.message.users:
-            if each.error_code:
-                raise broker_error(each.error_code, each.error_message or "")
+        async with Admin(
+            self.bootstrap_servers,
+            operator=OperatorLogin(self.secret, self.broker.cluster_id),
+            config=self._tls_settings,
+            security_protocol=SSL if self._protocol in WITH_TLS else PLAINTEXT,
+        ) as admin:
+            await admin.set_user_password(name, password, iterations=MIN_ITERATIONS)
         self._passwords[name] = password
 
     def login(self, name: str) -> dict[str, Any]:
-        """Return the settings of clients that log in as a user that ``add_user`` has added."""
+        """Return the settings of a client that logs in as the user ``name``, which ``add_user`` has added.
+
+        Raises ConfigError if there is no such user.
+        """
+        if name not in self._passwords:
+            raise ConfigError(key="name", value=name, allowed="a user that add_user has added")
         return {**self.client_settings, "sasl_username": name, "sasl_password": self._passwords[name]}
 
     def _make_certificates(self) -> None:
@@ -343,7 +332,7 @@ class Cluster(Clients):
         await self._for_each(node_ids, Broker.kill)
 
     async def crash(self, *node_ids: int) -> None:
-        """Kill the nodes ``node_ids`` (default: all). In-memory storage loses unsynced data, as in a power
+        """Kill the nodes ``node_ids`` (default: all). In-memory storage may lose unsynced data, as in a power
         failure."""
         await self.kill(*node_ids)
         for node in self._named(node_ids):
@@ -356,7 +345,7 @@ class Cluster(Clients):
         await self.start(*node_ids)
 
     async def close(self) -> None:
-        """Stop all nodes and delete their storage."""
+        """Stop all nodes. Delete the temporary directories of the data and of the certificates."""
         try:
             await self.stop()
         finally:
@@ -376,13 +365,18 @@ class Cluster(Clients):
                 raise outcome
 
     def _named(self, node_ids: Iterable[int]) -> list[Node]:
+        """Return the nodes ``node_ids``, all if there are none. Raises ClientError for an unknown id."""
+        for node_id in node_ids:
+            if node_id not in list(self.nodes):
+                known = ", ".join(map(str, self.nodes))
+                raise ClientError(f"there is no node {node_id!r}", hint=f"the nodes of the cluster: {known}")
         return [self.nodes[node_id] for node_id in node_ids] or list(self.nodes.values())
 
     # --- state
 
     @property
     def broker(self) -> Broker:
-        """The first running broker, or the first broker if none is running."""
+        """The first running broker, or the first started one if none is running."""
         brokers = self.brokers
         for broker in brokers.values():
             if broker.is_running:
@@ -401,14 +395,17 @@ class Cluster(Clients):
 
     @property
     def controller_id(self) -> int | None:
-        """The node id of the active controller that most running nodes know; None if none knows one."""
+        """The node id of the active controller according to most of the running nodes; None if no running
+        node knows it."""
         seen = [node.broker.controller_id for node in self.nodes.values() if node.broker and node.is_running]
         known = [node_id for node_id in seen if node_id is not None]
         return max(known, key=known.count) if known else None
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Return the node id of the partition's leader, or -1 if there is none, in the newest metadata."""
+        """Return the node id of the partition's leader according to the newest metadata of the running nodes,
+        or -1 if there is none. Raises AssertionError if no node is running."""
         images = [node.broker.image for node in self.nodes.values() if node.broker and node.is_running]
+        assert images, "no node of the cluster is running"
         state = max(images, key=lambda image: image.metadata_offset).partition(topic, partition)
         return -1 if state is None else state.leader
 
@@ -421,12 +418,15 @@ class Cluster(Clients):
 
     @property
     def bootstrap_servers(self) -> str:
-        """The addresses of every broker, running or not."""
+        """The addresses of every broker that was started, running or not."""
         assert self.brokers, "the cluster is not started"
         return ",".join(broker.bootstrap_servers for broker in self.brokers.values())
 
     def statistics(self, node_id: int | None = None) -> BrokerStatistics:
-        return (self.broker if node_id is None else self.brokers[node_id]).statistics()
+        if node_id is None:
+            return self.broker.statistics()
+        self._named([node_id])  # raises if there is no such node
+        return self.brokers[node_id].statistics()
 
     async def wait_until(
         self, condition: Callable[[], object], *, timeout_ms: int = READ_TIMEOUT_MS, what: str = ""
@@ -449,8 +449,9 @@ class Cluster(Clients):
     ) -> None:
         """Create a topic. The replication factor -1 selects the cluster's default.
 
-        If too few brokers are live, because this process stood still and their sessions expired, waits until
-        the running brokers are unfenced, and tries again. Raises the errors of ``Admin.create_topic``.
+        The sessions of brokers expire while this process is paused. Therefore, if too few brokers are live,
+        waits up to UNFENCED_WITHIN_MS until all running brokers are unfenced, and tries once more. Raises the
+        errors of ``Admin.create_topic``.
         """
         create = super().create_topic
         try:
@@ -469,20 +470,25 @@ class Cluster(Clients):
     async def snapshot(self) -> Snapshot:
         """Return the state of the broker: topics with records and configs, groups, transactions.
 
-        Raises ConfigError unless the cluster is one broker with ``storage="memory"``, TransactionStateError
-        if a transaction is open, and StorageError.
+        Raises ConfigError unless the cluster is one broker with ``storage="memory"``. Raises
+        TransactionStateError if a transaction is open, and StorageError if a log cannot be read.
         """
         broker = self._only_broker()
         await _settled(broker, list(broker.partitions))
         return take(broker)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Return to the state of ``snapshot``, which this cluster made, and which may be restored repeatedly.
+        """Set the broker back to the state of ``snapshot``, which this cluster must have made. A snapshot may
+        be restored several times.
 
+        If the state of transactions has changed since the snapshot, it is deleted instead of restored.
         Removes all faults, also those of the file system, and clears ``requests``. Clients stay connected:
         for them, the partitions that have changed since the snapshot have a new leader epoch. The clock and
-        the producer ids are not set back. Raises ConfigError as ``snapshot`` does, and StorageError.
+        the producer ids are not set back. Raises ConfigError as ``snapshot`` does, ClientError for any other
+        object than a Snapshot, and StorageError.
         """
+        if not isinstance(snapshot, Snapshot):
+            raise ClientError(f"{snapshot!r} is no Snapshot", hint="pass the result of snapshot()")
         broker = self._only_broker()
         if isinstance(self.filesystem, MemoryFileSystem):
             self.filesystem.heal()
@@ -502,7 +508,8 @@ class Cluster(Clients):
         """Replace the broker by an empty one with the same address and cluster id.
 
         Removes all faults and clears ``requests``. Connections break, and clients connect again. The new
-        broker never assigns a producer id of the former one. Raises ConfigError as ``snapshot`` does.
+        broker never assigns a producer id that the former broker assigned. Of the users, only ``client``
+        remains, with its password. Raises ConfigError as ``snapshot`` does.
         """
         before = self._only_broker()
         (node,) = self.nodes.values()
@@ -513,6 +520,9 @@ class Cluster(Clients):
         await self._start(node)
         if next_producer_id:
             await self.broker.controller.change(lambda _: [ProducerIdsRecord(next_producer_id)])
+        passwords, self._passwords = self._passwords, {}
+        if CLIENT_USER in passwords:
+            await self.add_user(CLIENT_USER, passwords[CLIENT_USER])
         self._faults.clear()
         self.requests.clear()
 
@@ -536,12 +546,15 @@ class Cluster(Clients):
         """Pass requests of ``api`` ("Produce", ApiKey.PRODUCE) to ``fault`` before they are handled.
 
         ``topic``, ``partition`` and ``node_id`` (None: any) restrict the requests to those that name the
-        topic and partition and that arrive at this node. Of these, each is passed with ``probability``, drawn
-        from the cluster's seed. The ``count`` of the fault counts only the requests that are passed to it.
+        topic and partition and that arrive at this node. Each of these requests is passed with
+        ``probability``, drawn from the cluster's seed, unless another fault has responded to it: faults with
+        more of these conditions receive a request first. The ``count`` of the fault counts only the requests
+        that are passed to it.
 
-        A later fault with the same conditions replaces this one. If ``fault`` is None, removes the faults of
-        this API and node for ``topic`` and ``partition`` (None: any). Raises ConfigError for an unknown API,
-        a topic or partition if requests of this API name none, or an unknown node.
+        A later fault with the same API and conditions replaces this one. If ``fault`` is None, removes the
+        faults that were set for this API, with the same ``node_id``, for ``topic`` and ``partition`` (None:
+        for any). Raises ConfigError for an unknown API or node, for a topic or partition if requests of this
+        API name none, and for an invalid fault or probability.
         """
         if node_id is not None and node_id not in self.nodes:
             known = ", ".join(map(str, self.nodes))
@@ -568,7 +581,8 @@ class Cluster(Clients):
 
 
 async def _settled(broker: Broker, hosted: Sequence[HostedPartition]) -> None:
-    """Return when each partition's high watermark is its log end, and all coordinators have loaded."""
+    """Return when the high watermark of each of these partitions is its log end, unless the partition is
+    offline, and when no coordinator is loading."""
     for one in hosted:
         one.mark_unsynced()
     shards = [shard for kind in (GROUP, TRANSACTION) for shard in broker.coordinators.shards(kind)]

@@ -63,9 +63,10 @@ class Faults:
     def set(self, aim: Aim, fault: Fault | None, probability: float) -> None:
         """Set or replace the fault for the requests that match ``aim``.
 
-        If ``fault`` is None, removes the faults for the API and node of ``aim``: those for its topic and
-        partition, where None stands for any. Raises ConfigError if ``fault`` can't be called, or
-        ``probability`` is not above 0 and at most 1.
+        If ``fault`` is None, removes the faults that have the API and ``node_id`` of ``aim`` and, if ``aim``
+        has them, the same topic and partition. Raises ConfigError if ``fault`` is not callable or is a
+        function that makes faults, such as ``fail_next``, and if ``probability`` is not above 0 and at most
+        1.
         """
         if fault is None:
             for other in [other for other in self._aimed if _covers(aim, other)]:
@@ -73,7 +74,8 @@ class Faults:
             return
         if not callable(fault) or any(fault is factory for factory in _FACTORIES):
             raise ConfigError(key="fault", value=fault, allowed="a fault, such as fail_next(), or None")
-        if isinstance(probability, bool) or not 0 < probability <= 1:
+        is_number = isinstance(probability, int | float) and not isinstance(probability, bool)
+        if not is_number or not 0 < probability <= 1:
             raise ConfigError(key="probability", value=probability, allowed="above 0 and at most 1")
         self._aimed[aim] = (probability, fault)
         self._aimed = dict(sorted(self._aimed.items(), key=lambda item: -item[0].precision))
@@ -147,7 +149,7 @@ def drop_next(count: int | None = 1) -> Fault:
 def fail_next(count: int | None = 1, error_code: ErrorCode | str = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> Fault:
     """Return a fault that refuses the next ``count`` requests (None: all) as a whole with ``error_code``.
 
-    Raises ConfigError if ``error_code`` is not the name of an ErrorCode.
+    Raises ConfigError if ``error_code`` is neither an ErrorCode nor the name of one.
     """
     refusal = Refusal(int(_error_code(error_code)), "refused by a test")
     return _limited(count, lambda request, proceed, clock: refusal)

@@ -1,11 +1,11 @@
 """The pytest plugin: a broker for each test that requests one, in synchronous and asynchronous tests.
 
 The fixture ``kafkalite`` is a running SyncCluster, a new one for each test. Clients in any event loop and
-thread of the process connect to ``kafkalite.bootstrap_servers``. The cluster uses no port and no file, so
-xdist workers do not conflict. ``kafkalite_cluster`` creates any number of clusters for a test.
+thread of the process connect to ``kafkalite.bootstrap_servers``. By default, the cluster uses no port and no
+file, so xdist workers do not conflict. ``kafkalite_cluster`` creates any number of clusters for a test.
 ``@pytest.mark.kafkalite(brokers=3, num_partitions=3)`` sets the number of brokers and their settings.
 
-Until a test requests a fixture, no other module of kafkalite is imported.
+Until a test requests a fixture, the plugin imports neither the broker nor the clients.
 """
 
 from __future__ import annotations
@@ -28,12 +28,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def kafkalite(request: pytest.FixtureRequest) -> Iterator[SyncCluster]:
-    """A running broker for this test only."""
+    """A running cluster for this test only, with one broker by default."""
+    from kafkalite.errors import ConfigError
     from kafkalite.testing.sync_cluster import SyncCluster
 
     marker = request.node.get_closest_marker("kafkalite")
+    if marker is not None and marker.args:
+        shown = ", ".join(map(repr, marker.args))
+        raise _failed(f"@pytest.mark.kafkalite({shown}): it takes keywords only, such as brokers=3")
     with ExitStack() as opened:
-        yield _open(opened, SyncCluster(**(marker.kwargs if marker is not None else {})))
+        try:
+            cluster = _open(opened, SyncCluster(**(marker.kwargs if marker is not None else {})))
+        except ConfigError as wrong:
+            raise _failed(f"@pytest.mark.kafkalite: {wrong}") from None
+        yield cluster
 
 
 @pytest.fixture
@@ -56,4 +64,9 @@ def _open(opened: ExitStack, cluster: SyncCluster) -> SyncCluster:
     try:
         return opened.enter_context(cluster)
     except MissingExtraError as missing:
-        pytest.fail(str(missing), pytrace=False)
+        raise _failed(str(missing)) from None
+
+
+def _failed(text: str) -> BaseException:
+    """Return the exception that fails the test with ``text`` and no traceback."""
+    return pytest.fail.Exception(text, pytrace=False)

@@ -9,8 +9,8 @@
         await cluster.wait(is_whole=True)
 
 With ``proxied=True`` every connection between two nodes passes through a FaultyProxy, so that ``cut``,
-``isolate`` and ``heal`` work. Clients connect to the nodes directly, as if from another network. Every wait
-has a limit, and closing the cluster kills every process.
+``isolate`` and ``heal`` work. Clients connect to the nodes directly, as if from another network. Closing the
+cluster kills every process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _ANSWER_MS: Final = 2_000
 
 
 class NodeFailedError(KafkaliteError):
-    """A node's process ended without being stopped. The message contains the end of its log."""
+    """A node's process ended during ``ProcessCluster.wait``. The message contains the end of the node's
+    log."""
 
 
 @dataclass(slots=True)
@@ -106,7 +107,11 @@ class ServerProcess:
                 os.kill(self.process.pid, number)
 
     async def end(self, number: int) -> int:
-        """Send signal ``number`` and return the exit status. Kill the process if it does not end in time."""
+        """Send signal ``number`` and return the exit status. Kill the process if it does not end within
+        STOP_LIMIT_S.
+
+        Resumes a paused process. Returns 0 if the process was never started.
+        """
         if self.process is None:
             return 0
         if self.is_paused:
@@ -123,8 +128,8 @@ class ProcessCluster:
     """Brokers with node ids 1 to ``brokers``, each in its own process.
 
     If ``controllers`` is 0, each broker is also a controller. Otherwise, there are ``controllers`` separate
-    controllers with node ids from FIRST_CONTROLLER. ``settings`` apply to every node,
-    ``node_settings[node id]`` to one node. Both have dotted names.
+    controllers with node ids from FIRST_CONTROLLER. ``settings``, by dotted name, apply to every node.
+    ``node_settings[node id]``, also by dotted name, apply to one node.
     """
 
     def __init__(
@@ -152,7 +157,7 @@ class ProcessCluster:
         return f"<ProcessCluster in {self.directory}, running: {running}>"
 
     async def start(self, *, wait: bool = True) -> None:
-        """Start every node. If ``wait``, return when all replicas are in sync."""
+        """Start every node. If ``wait``, return when all brokers are live and all replicas are in sync."""
         if not self.nodes:
             await self._lay_out()
         await asyncio.gather(*(node.start() for node in self.nodes.values() if not node.is_running))
@@ -160,14 +165,14 @@ class ProcessCluster:
             await self.wait(is_whole=True, brokers=len(self._broker_ids), limit_s=START_LIMIT_S)
 
     async def close(self) -> None:
-        """Kill every running node. Use ``stop`` for an orderly shutdown."""
+        """Kill every running node, and close the proxies. Use ``stop`` for an orderly shutdown."""
         await asyncio.gather(*(node.end(signal.SIGKILL) for node in self.nodes.values()))
         for proxy in self._proxies.values():
             await proxy.close()
         self._proxies.clear()
 
     async def stop(self) -> dict[int, int]:
-        """Send SIGTERM to all nodes at the same time, and return their exit codes."""
+        """Send SIGTERM to all running nodes at the same time. Return {node id: exit code}."""
         running = {node_id: node for node_id, node in self.nodes.items() if node.is_running}
         codes = await asyncio.gather(*(node.end(signal.SIGTERM) for node in running.values()))
         return dict(zip(running, codes, strict=True))
@@ -184,7 +189,7 @@ class ProcessCluster:
         await self.close()
 
     async def _lay_out(self) -> None:
-        """Choose ports, start proxies between the nodes, and write the settings of each node."""
+        """Choose ports, start proxies if ``proxied``, and create the ServerProcess of each node."""
         ids = sorted({*self._broker_ids, *self._voter_ids})
         ports = iter(free_ports(3 * len(ids)))
         raft, peers, clients = ({node_id: f"127.0.0.1:{next(ports)}" for node_id in ids} for _ in range(3))
@@ -254,7 +259,8 @@ class ProcessCluster:
         self.nodes[node_id].is_paused = False
 
     def links(self, source: int, target: int) -> list[Link]:
-        """Return the proxied links from node ``source`` to the controller and broker of node ``target``."""
+        """Return the links through proxies from node ``source`` to the controller and the broker of node
+        ``target``."""
         assert self._proxied, "only ProcessCluster(proxied=True) has links"
         return [proxy.link(str(source)) for (_, node_id), proxy in self._proxies.items() if node_id == target]
 
@@ -279,7 +285,7 @@ class ProcessCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The addresses of all brokers for clients, whether the brokers run or not."""
+        """The addresses at which clients reach the brokers, running or not."""
         return ",".join(node.address for node in self.nodes.values() if node.is_broker)
 
     @property
@@ -291,13 +297,14 @@ class ProcessCluster:
         ]
 
     async def view(self, node_id: int | None = None) -> ClusterView:
-        """Return the cluster's state according to ``node_id`` (None: any broker). Raises KafkaliteError."""
+        """Return the cluster's state according to ``node_id`` (None: any running broker). Raises
+        KafkaliteError."""
         addresses = self.running_addresses if node_id is None else [self.nodes[node_id].address]
         return await look_from(addresses, timeout_ms=_ANSWER_MS)
 
     async def _looked_at(self, requested: RequestedState) -> tuple[ClusterView, list[str]]:
-        """Return (the view of one broker, the unmet conditions). If ``requested`` asks that all replicas are
-        in sync, the conditions are checked in the view of every broker."""
+        """Return (the view of one broker, the unmet conditions). If ``requested.is_fully_in_sync``, the
+        conditions are checked in the view of every running broker."""
         views = [await self.view()]
         if requested.is_fully_in_sync:
             ids = [node_id for node_id, node in self.nodes.items() if node.address in self.running_addresses]
@@ -314,12 +321,13 @@ class ProcessCluster:
         topics: Iterable[str] = (),
         limit_s: float = WAIT_LIMIT_S,
     ) -> ClusterView:
-        """Wait until the cluster has a controller, ``brokers`` live brokers, the live broker ``node_id``, and
-        a leader for every partition of ``topics``. Return the state of the cluster.
+        """Wait until the cluster has a controller, at least ``brokers`` live brokers, and a leader for every
+        partition of ``topics``. Return the state of the cluster.
 
-        If ``is_whole``, also wait until all replicas are in sync in every broker's view. Raises
+        If ``node_id`` is given, also wait until that broker is live. If ``is_whole``, also wait until, in
+        every running broker's view, all registered brokers are live and all replicas are in sync. Raises
         NodeFailedError if the process of a node ends, and TimeoutError with the unmet conditions after
-        ``limit_s``.
+        ``limit_s`` seconds.
         """
         requested = RequestedState(brokers, is_whole, node_id, frozenset(topics))
         watched = [node for node in self.nodes.values() if node.is_running]

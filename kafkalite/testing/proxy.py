@@ -1,4 +1,4 @@
-"""FaultyProxy: a TCP proxy that can cut, stall, slow down and reset each direction of each link.
+"""FaultyProxy: a TCP proxy that can lose, stall and slow down the data of each link, and reset connections.
 
 ::
 
@@ -8,13 +8,13 @@
         proxy.heal()
 
 A connection belongs to the *link* of the client that opened it. By default there is one link for all clients.
-With ``source_of=client_id_of`` there is one for each client id, so that the proxy of a node can cut off one
-of its peers and serve the others. A link has two directions: ``there`` is towards the target, ``back`` is
-from it.
+With ``source_of=client_id_of`` there is a link for each client id, so that the proxy of a node can cut off
+one peer of the node and serve the others. A link has two directions: ``there`` is towards the target,
+``back`` is from the target.
 
-Faults resemble those of a network. Bytes that are lost in a black hole are never delivered, so connections
-that lost any bytes are reset when it heals. A stall only delays bytes. Faults also apply to connections that
-are opened later.
+Faults resemble those of a network. Bytes that are lost in a black hole are never delivered, so a connection
+that lost any bytes is reset when its link heals. A stall only delays bytes. Faults also apply to connections
+that are opened later.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Direction:
         self._set(_delay_s=delay_ms / 1000)
 
     def throttle(self, bytes_per_s: float) -> None:
-        """Deliver at most ``bytes_per_s`` from now on."""
+        """Limit the data of each connection to about ``bytes_per_s`` from now on."""
         self._set(_bytes_per_s=bytes_per_s)
 
     def cut_after(self, count_bytes: int) -> None:
-        """Pass ``count_bytes`` more, then reset the connection that sent the last of them.
+        """Pass ``count_bytes`` more bytes, then reset the connection that carried the last of them.
 
-        The connection is most likely cut in the middle of a frame.
+        That most likely cuts a frame in two.
         """
         self._set(_bytes_until_cut=count_bytes)
 
@@ -127,7 +127,8 @@ class Direction:
 
 
 class Link:
-    """All connections from one client (the source) to the proxy's target."""
+    """All connections of one source to the proxy's target, and their faults. ``source`` is a result of the
+    proxy's ``source_of``, such as a client id, or ANY_CLIENT if the proxy has no ``source_of``."""
 
     def __init__(self, source: str) -> None:
         self.source = source

@@ -1,4 +1,5 @@
-"""Records the requests that a Cluster receives from clients, and finds the topics that a request names."""
+"""Records the requests that a Cluster receives from clients, and finds the topics and partitions that a
+request names."""
 
 # Tests: tests/testing/test_faults.py
 
@@ -31,6 +32,8 @@ _KEYS: Final = {name.lower(): key for key, name in _NAMES.items()}
 #: Kafka's names of two APIs that have other names in kafkalite.
 _KEYS["incrementalalterconfigs"] = ApiKey.ALTER_CONFIGS
 _KEYS["consumergroupdescribe"] = ApiKey.DESCRIBE_GROUPS
+#: Requests of Kafka's older group protocol, which have no equivalents of their own. Only errors name these.
+_OLDER_NAMES: Final = dict.fromkeys(("heartbeat", "joingroup", "syncgroup"), ApiKey.CONSUMER_GROUP_HEARTBEAT)
 
 
 class ClientRequest(NamedTuple):
@@ -48,7 +51,7 @@ _Fields = tuple[str, str, tuple[str, ...], tuple[TopicPartition, ...], int, int]
 
 
 class RequestLog:
-    """The newest ``KEPT_REQUESTS`` requests of clients, in the order of arrival. Threads may read it."""
+    """The newest ``KEPT_REQUESTS`` requests of clients, in the order of arrival. Any thread may read it."""
 
     def __init__(self) -> None:
         # The fields of ClientRequests as plain tuples, which are created and freed faster.
@@ -84,8 +87,8 @@ class RequestLog:
     ) -> list[ClientRequest]:
         """Return the requests of ``api`` that name ``topic`` and ``partition`` and come from ``client_id``.
 
-        None stands for any. Raises ConfigError if there is no such API, or if a topic or partition is given
-        and requests of this API name none.
+        None stands for any. Raises ConfigError if there is no such API, or if ``topic`` or ``partition`` is
+        malformed or can match no request of this API.
         """
         key = api_key_of(api)
         check_names(key, topic, partition)
@@ -102,7 +105,7 @@ class RequestLog:
 def api_key_of(api: ApiKey | str | int) -> ApiKey:
     """Return the key of an API, given by key or by name: "FindCoordinator", "FIND_COORDINATOR".
 
-    Raises ConfigError, which proposes the nearest name.
+    Raises ConfigError if there is no such API.
     """
     if isinstance(api, str):
         key = _KEYS.get(api.replace("_", "").lower())
@@ -110,10 +113,11 @@ def api_key_of(api: ApiKey | str | int) -> ApiKey:
             return key
     elif isinstance(api, int) and not isinstance(api, bool) and api in APIS:
         return ApiKey(api)
+    keys = _KEYS | _OLDER_NAMES
     hint = did_you_mean(
         str(api).replace("_", "").lower(),
-        _KEYS,
-        shown=lambda key: repr(_NAMES[_KEYS[key]]),
+        keys,
+        shown=lambda name: repr(_NAMES[keys[name]]),
         otherwise="such as 'Produce' or ApiKey.PRODUCE",
     )
     raise ConfigError(key="api", value=api, allowed=f"the name of an API; {hint}")
@@ -147,7 +151,8 @@ def check_names(api: ApiKey, topic: str | None, partition: int | None) -> None:
 def is_named(
     topics: tuple[str, ...], partitions: tuple[TopicPartition, ...], topic: str | None, partition: int | None
 ) -> bool:
-    """Whether a request names ``topic`` and ``partition``. None stands for any."""
+    """Whether a request with these ``topics`` and ``partitions`` names ``partition`` of ``topic``. None
+    stands for any."""
     if partition is None:
         return topic is None or topic in topics
     return any(number == partition and topic in (None, name) for name, number in partitions)

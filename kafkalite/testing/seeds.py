@@ -1,7 +1,8 @@
-"""``simulate``: runs a test once per seed, in virtual time, with other faults and another order of events.
+"""``simulate``: runs a test in virtual time, once per seed. The seed determines the faults and the order of
+events.
 
-A failure is reported with the seed, the fewest faults with which the test still fails, and the *story*: the
-events of the run, in order.
+A failure is reported with the seed, the fewest faults found with which the test still fails, and the *story*:
+the events of the run, in order.
 """
 
 # Tests: tests/testing/test_simulate.py
@@ -74,22 +75,24 @@ def simulate(
     limit_s: int = 600,
     **settings: Any,
 ) -> Callable[..., Any]:
-    """Decorate an asynchronous test to run it once for each of ``seeds`` seeds with a SimulatedCluster.
+    """Decorate an asynchronous test to run it once for each of the seeds 1 to ``seeds`` with a
+    SimulatedCluster.
 
-    The cluster is the first argument of the test. Each seed determines up to five faults of the kinds
-    ``faults`` and the order of events. Time is virtual: waits take no real time. The decorated function is
+    The cluster is the first argument of the test. Each seed determines the order of events, and up to five
+    faults of the kinds ``faults``. Time is virtual: waits take no real time. The decorated function is
     synchronous; its caller, such as pytest, passes the other arguments. ``@simulate`` without arguments uses
     the defaults.
 
-    If ``seed`` is given, only that seed is run, to replay a failure. A test that has not ended after
-    ``limit_s`` of virtual time fails. ``settings`` are those of the broker, by Python name. The test is first
-    run without faults; if it fails then, the error says so. Raises ConfigError for an invalid argument.
-    Raises TypeError for a positional argument, and if the function is not asynchronous or has no argument.
+    The test is first run without faults; if it fails then, the error says so. If ``seed`` is given, only that
+    seed is run afterwards, to replay a failure. A test that has not ended after ``limit_s`` of virtual time
+    fails. ``settings`` are those of the broker, by Python name. Raises ConfigError for an invalid argument.
+    Raises TypeError for a positional argument other than the test, and if the test is not asynchronous or has
+    no argument.
     """
     if test is not None:
         if not callable(test):
             raise TypeError(f"simulate({test!r}): name the argument, for example @simulate(seeds=200)")
-        return simulate()(test)
+        return simulate(seeds=seeds, seed=seed, faults=faults, limit_s=limit_s, **settings)(test)
     for key, value in (("seeds", seeds), ("limit_s", limit_s)):
         if not isinstance(value, int) or value < 1:
             raise ConfigError(key=key, value=value, allowed="1 or more")
@@ -157,7 +160,8 @@ def _counted(count: int, what: str) -> str:
 def _minimised(
     strikes: list[Strike], failed: _Run, write_count: int, run: Callable[[Sequence[Strike]], _Run]
 ) -> _Run:
-    """Return a run with as few strikes as possible that fails with the same type of error as ``failed``.
+    """Return a run with fewer strikes that fails with the same type of error as ``failed``, or ``failed`` if
+    none is found.
 
     Tries the lists of strikes that ``_fewer`` yields. ``run`` runs the test with given strikes;
     ``write_count`` is the number of writes of a run without strikes.
@@ -171,9 +175,10 @@ def _minimised(
 
 
 def _fewer(strikes: list[Strike], write_count: int) -> Iterator[list[Strike]]:
-    """Yield lists of strikes to try instead of ``strikes``: first all but one of them, then each one alone.
+    """Yield shorter lists of strikes to try instead of ``strikes``.
 
-    A single strike is tried at regularly spaced writes. That makes about ``_MOST_MOVES`` lists in all.
+    Each of the first lists lacks one of ``strikes``. If there are several strikes, each of the further lists
+    contains one strike alone, at one of several regularly spaced writes.
     """
     for number in range(len(strikes)):
         yield strikes[:number] + strikes[number + 1 :]

@@ -1,6 +1,6 @@
 """SimulatedCluster: a real broker, the test and its programs on simulated hosts, in virtual time.
 
-``@simulate`` creates one for each seed; see docs/testing.md.
+``@simulate`` creates a new one for each run of a test; see docs/testing.md.
 """
 
 # Tests: tests/testing/test_simulate.py
@@ -125,7 +125,8 @@ class SimulatedCluster(Clients):
         self.simulation.events.append((self.simulation.now_ms, who, text))
 
     async def calm(self) -> None:
-        """Cancel the faults that have not begun, and return when those that have begun are over."""
+        """Cancel the faults that have not begun. Return when those that have begun are over and the broker
+        accepts requests."""
         self._waiting.clear()
         await self._is_calm.wait()
         await self._is_up.wait()
@@ -288,7 +289,8 @@ class SimulatedCluster(Clients):
     ) -> Callable[[], None]:
         """Begin a fault of ``links``, and return the function that ends it.
 
-        ``counts`` counts the current faults of this kind of each link: a link recovers when the last ends.
+        ``counts`` has the number of current faults of this kind for each link. A link recovers when the last
+        of these faults ends.
         """
         counts.update(links)
         for link in links:

@@ -1,7 +1,8 @@
 """Snapshots of an embedded broker: topics, records, groups and transactions, taken and restored in memory.
 
-A restore appends one entry to the metadata log. It gives every partition that has changed since the snapshot
-its former records in a new leader epoch. For clients, this is a leader election: no id or epoch decreases.
+If the state has changed, a restore appends one entry to the metadata log. The entry gives every partition
+that has changed since the snapshot its former records in a new leader epoch. For clients, this is a leader
+election, because no leader epoch decreases.
 
 If the state of transactions has changed, it is deleted instead of restored: otherwise an open transactional
 producer could commit a transaction whose records are gone. A snapshot contains no open transaction.
@@ -15,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kafkalite.broker.coordination.internal_topics import TRANSACTIONS_TOPIC
 from kafkalite.errors import LogOfflineError, TransactionStateError
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage
@@ -28,7 +28,7 @@ from kafkalite.metadata.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from kafkalite.model import TopicPartition
+from kafkalite.model import TRANSACTIONS_TOPIC, TopicPartition
 from kafkalite.storage.log import Log
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ _READ_BYTES: Final = 64 << 20
 
 @dataclass(slots=True)
 class LogSnapshot:
-    """The batches of one partition, and the log that contains exactly these."""
+    """The batches of one partition. ``log`` contained exactly these when the snapshot was taken or last
+    restored."""
 
     epoch: int  #: the highest leader epoch that the partition has had, also after restores
     start: int  #: the log start offset
@@ -100,7 +101,8 @@ def _copied(log: Log, epoch: int) -> LogSnapshot:
 
 
 class Restoration:
-    """One attempt to restore a snapshot: makes metadata records, and replaces logs when they are replayed.
+    """One attempt to restore a snapshot. Makes metadata records, and replaces logs when these records are
+    replayed.
 
     The controller calls ``records`` to make the entry. When the entry is replayed, ``prepare`` must be the
     first publisher that is called.
@@ -121,33 +123,33 @@ class Restoration:
         snapshot = self._snapshot
         self._decided_on = image
         self._removed, self._replaced = [], []
-        unchanged = self._unchanged()
+        changed = self._changed()
         records: list[MetadataRecord] = []
-        kept: dict[str, TopicImage] = {}
         for name, topic in image.topics.items():
             former = snapshot.topics.get(name)
-            if name == TRANSACTIONS_TOPIC and all(
-                (name, number) in unchanged for number in range(len(topic.partitions))
-            ):
+            if former is topic or (former is not None and _is_same(former, topic)):
                 continue
-            if (
-                former is None
-                or former.topic_id != topic.topic_id
-                or len(former.partitions) != len(topic.partitions)
-            ):
+            # The snapshot has no topic of transactions, but their logs.
+            is_kept = name == TRANSACTIONS_TOPIC and all(
+                (key := TopicPartition(name, number)) in snapshot.logs and key not in changed
+                for number in range(len(topic.partitions))
+            )
+            if not is_kept:
                 records.append(RemoveTopicRecord(topic.topic_id))
                 self._removed.append(topic)
-            else:
-                kept[name] = topic
         has_configured = image.configs is not snapshot.configs
+        changed_names = {key.topic for key in changed}
         for name, former in snapshot.topics.items():
-            topic = kept.get(name, former)
-            is_new = name not in kept
+            topic = image.topics.get(name, former)
+            if topic is former and name in image.topics and name not in changed_names and not has_configured:
+                continue
+            is_new = name not in image.topics or not _is_same(former, topic)
             if is_new:
+                topic = former
                 records.append(TopicRecord(former.topic_id, name))
             for number, state in enumerate(topic.partitions):
-                if is_new or (name, number) not in unchanged:
-                    key = TopicPartition(name, number)
+                key = TopicPartition(name, number)
+                if is_new or key in changed or key not in snapshot.logs:
                     self._replaced.append((key, former.topic_id))
                     records.append(self._next_epoch(key, former.topic_id, state))
             if is_new or has_configured:
@@ -168,26 +170,24 @@ class Restoration:
         changed = state._replace(leader_epoch=epoch, partition_epoch=state.partition_epoch + 1)
         return PartitionRecord(topic_id, key.partition, *changed)
 
-    def _unchanged(self) -> set[tuple[str, int]]:
-        """Return the partitions whose logs are those of the snapshot."""
-        unchanged: set[tuple[str, int]] = set()
+    def _changed(self) -> set[TopicPartition]:
+        """Return the partitions whose logs have changed since the snapshot was taken or last restored."""
+        changed: set[TopicPartition] = set()
         find = self._broker.partitions.find
         for key, saved in self._snapshot.logs.items():
-            hosted = find(key)
-            log = saved.log
-            start, end, size_bytes = saved.shape
+            hosted, log = find(key), saved.log
             if (
-                hosted is not None
-                and log.log_end_offset == end
-                and log.log_start_offset == start
-                and hosted.idle_log() is log
-                and not (log.config.is_compacted and log.size_bytes != size_bytes)
+                hosted is None
+                or hosted.idle_log() is not log
+                or (log.log_start_offset, log.log_end_offset) != saved.shape[:2]
+                or (log.config.is_compacted and log.size_bytes != saved.shape[2])
             ):
-                unchanged.add(key)
-        return unchanged
+                changed.add(key)
+        return changed
 
     def prepare(self, delta: Delta, image: ClusterImage) -> None:
-        """Replace the logs of this restoration, before other publishers apply its metadata."""
+        """Replace the logs of this restoration, before other publishers apply its metadata. Has no effect if
+        ``delta`` belongs to another entry."""
         if delta.before is not self._decided_on:
             return
         partitions, snapshot = self._broker.partitions, self._snapshot
@@ -201,6 +201,11 @@ class Restoration:
             if saved is not None:
                 _fill(log, saved, self._now_ms)
                 saved.log, saved.shape = log, _shape(log)
+
+
+def _is_same(former: TopicImage, topic: TopicImage) -> bool:
+    """Whether a topic was neither created again nor given more partitions."""
+    return former.topic_id == topic.topic_id and len(former.partitions) == len(topic.partitions)
 
 
 def _config_changes(

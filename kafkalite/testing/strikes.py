@@ -1,7 +1,7 @@
 """The faults of a simulated cluster, drawn from a seed. A *strike* is one fault at one point of a run.
 
-The point is a number of writes to connections since the start of the test, because nothing that another
-program can observe happens between two writes.
+The point is given as a number of writes to connections, counted from the start of the test. Nothing that
+another program can observe happens between two writes.
 """
 
 # Tests: tests/testing/test_simulate.py
@@ -39,7 +39,8 @@ _LONG_MS: Final = 70_000
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One fault before write ``at_write``. ``pick``, in [0, 1), selects one of the programs that run then."""
+    """One fault before write ``at_write``. ``pick``, in [0, 1), selects the program that the fault
+    affects."""
 
     at_write: int
     kind: str
@@ -51,7 +52,7 @@ class Strike:
 
 
 def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
-    """Return ``kinds`` as a tuple. Raises ConfigError if one is unknown."""
+    """Return ``kinds`` as a tuple. Raises ConfigError if a kind is unknown."""
     for kind in kinds:
         if kind not in KINDS:
             hint = did_you_mean(str(kind), KINDS, shown=repr, otherwise=f"one of {', '.join(KINDS)}")
@@ -60,9 +61,9 @@ def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
 
 
 def draw_strikes(seed: int, kinds: Sequence[str], write_count: int) -> list[Strike]:
-    """Return the strikes of ``seed``, in order.
+    """Return the strikes that ``seed`` determines, ordered by ``at_write``.
 
-    ``write_count`` is the number of writes of a run without faults.
+    There are at most MOST_STRIKES. ``write_count`` is the number of writes of a run without faults.
     """
     rng = random.Random(f"{seed}/strikes")
     strikes: list[Strike] = []

@@ -1,7 +1,7 @@
 """SyncCluster: a Cluster in its own thread, for tests with and without an event loop.
 
-Its brokers listen on ``inproc`` across threads, so clients in any event loop of the process can connect to
-``bootstrap_servers``.
+By default, its brokers listen on ``inproc`` across threads, so that clients in any event loop of the process
+can connect to ``bootstrap_servers``.
 """
 
 # Tests: tests/testing/test_cluster.py
@@ -41,7 +41,7 @@ def in_loop(method: Callable[Concatenate[Cluster, P], T]) -> Callable[Concatenat
 
 @twin_of(Cluster)
 class SyncCluster(Twin[Cluster]):
-    """The blocking twin of Cluster, with the same arguments."""
+    """A Cluster with blocking methods. It takes the same arguments."""
 
     @opened_with(Cluster)
     def __init__(self, original: Cluster) -> None:
@@ -79,6 +79,8 @@ class SyncCluster(Twin[Cluster]):
     snapshot = blocking(Cluster.snapshot)
     restore = blocking(Cluster.restore)
     reset = blocking(Cluster.reset)
+    add_user = blocking(Cluster.add_user)
+    login = in_loop(Cluster.login)
     leader = in_loop(Cluster.leader)
     statistics = in_loop(Cluster.statistics)
     intercept = in_loop(Cluster.intercept)
@@ -90,8 +92,14 @@ class SyncCluster(Twin[Cluster]):
 
     @property
     def bootstrap_servers(self) -> str:
-        """The addresses of all brokers, for clients in any thread and event loop of the process."""
+        """The addresses of all brokers that were started, for clients in any thread and event loop of the
+        process."""
         return self._original.bootstrap_servers
+
+    @property
+    def client_settings(self) -> dict[str, Any]:
+        """The settings, by Python name, that every client of this cluster needs."""
+        return self._original.client_settings
 
     @property
     def address(self) -> str:
@@ -104,7 +112,8 @@ class SyncCluster(Twin[Cluster]):
 
     @property
     def controller_id(self) -> int | None:
-        """The node id of the active controller that most running nodes know; None if none knows one."""
+        """The node id of the active controller according to most of the running nodes; None if no running
+        node knows it."""
         found: int | None = in_loop(lambda cluster: cluster.controller_id)(self)
         return found
 

@@ -1,4 +1,4 @@
-"""VirtualClock: a Clock that moves only when a test advances it, or by itself when all tasks wait."""
+"""VirtualClock: a Clock that moves only when a test advances it or, in ``auto_jump``, when all tasks wait."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ _LEAST_TURNS: Final = 5
 
 
 class VirtualClock:
-    """A clock whose time changes only in ``advance`` and ``auto_jump``. Use it on the broker's event loop.
+    """A clock whose time changes only in ``advance``, ``auto_jump`` and ``move_to``. Use it on the broker's
+    event loop.
 
-    By default it starts at the real time, so that timestamps are plausible.
+    The monotonic time starts at 0. By default the wall clock starts at the real time, so that timestamps are
+    plausible.
     """
 
     def __init__(self, *, wall_ms: int | None = None) -> None:
@@ -51,7 +53,8 @@ class VirtualClock:
 
     async def advance(self, duration_ms: int) -> None:
         """Advance by ``duration_ms``. Tasks that sleep on this clock wake in the order of their times, each
-        at its time, and run until they wait again."""
+        at its time, and run before the time advances further. Inside ``auto_jump``, sleep for ``duration_ms``
+        instead."""
         if self._jumps is not None:
             await self.sleep_ms(duration_ms)
             return
@@ -73,8 +76,9 @@ class VirtualClock:
         real time either. The broker (with ``inproc`` and memory) and its clients must run in this loop. After
         the block, the loop's time advances normally again and never goes back.
 
-        Raises TimeoutError if the block does not end within ``limit_ms`` of virtual time, because its tasks
-        wait for something that never happens. Raises ConfigError for an event loop without a selector.
+        Raises TimeoutError if the block does not end within ``limit_ms`` of virtual time, for example because
+        its tasks wait for something that never happens. Raises ConfigError for an event loop without a
+        selector, and inside another ``auto_jump`` of this clock.
         """
         loop = asyncio.get_running_loop()
         if self._jumps is not None or not hasattr(loop, "_selector"):
@@ -94,13 +98,15 @@ class VirtualClock:
             jumps.end()
 
     def next_ms(self) -> int | None:
-        """The time (ms) at which the next sleeping task wakes, maybe in the past; None if none sleeps."""
+        """Return the monotonic time (ms) at which the next sleeping task wakes, maybe in the past; None if no
+        task sleeps."""
         while self._sleepers and self._sleepers[0][2].done():
             heapq.heappop(self._sleepers)
         return self._sleepers[0][0] if self._sleepers else None
 
     def move_to(self, now_ms: int) -> None:
-        """Set the monotonic time and wake the sleeping tasks that are due, in the order of their times."""
+        """Advance the monotonic time to ``now_ms``, unless it is later already. Wake the sleeping tasks that
+        are due, in the order of their times."""
         self._now_ms = max(self._now_ms, now_ms)
         while self._sleepers and self._sleepers[0][0] <= self._now_ms:
             _, _, woken = heapq.heappop(self._sleepers)
@@ -140,7 +146,8 @@ class _Jumps:
         self._loop.time = lambda: real_time() + ahead_s
 
     def select(self, timeout_s: float | None = None) -> Any:
-        """Return the ready events. If there are none, advance the time instead of waiting ``timeout_s``."""
+        """Return the ready events. If there are none, advance the time to the next timer instead of waiting.
+        Wait if there is no timer."""
         events = self._selector.select(0)
         if events or timeout_s == 0:
             return events
@@ -160,10 +167,8 @@ class _Jumps:
 
 
 async def _settle(clock: VirtualClock) -> None:
-    """Let the tasks that were just woken run until all tasks of the loop wait.
-
-    If some never wait, stop when a woken task sleeps again, or after ``_SETTLE_TURNS`` iterations.
-    """
+    """Let tasks run until all tasks of the loop wait. Stop earlier if, after a few iterations, another task
+    sleeps on the clock, and in any case after ``_SETTLE_TURNS`` iterations."""
     before = clock.sleeper_count
     ready = getattr(asyncio.get_running_loop(), "_ready", None)  # uvloop does not have this attribute
     for turn in range(_SETTLE_TURNS):

@@ -70,10 +70,8 @@ class WireClient(asyncio.BufferedProtocol):
             self.transport.write(bytes(buffer))
 
     def encode(self, message: Any, *payload: Any) -> bytes:
-        """Return the frame of a request without sending it.
-
-        Responses are matched to requests in the order of the calls of ``encode`` and ``send``.
-        """
+        """Return the frame of a request, which the caller must send. ``response`` returns the response as for
+        ``send``."""
         return b"".join(self._wire.send(message, payload)[1])
 
     def send(self, message: Any, *payload: Any) -> int:
@@ -83,7 +81,8 @@ class WireClient(asyncio.BufferedProtocol):
         return correlation_id
 
     async def response(self) -> Response:
-        """Return the next response. Raises ConnectionResetError if the connection is closed."""
+        """Return the next response. Raises ConnectionResetError if the connection is closed, and TimeoutError
+        after RESPONSE_TIMEOUT_S."""
         async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             while not self._responses:
                 if self.is_closed:
@@ -92,7 +91,7 @@ class WireClient(asyncio.BufferedProtocol):
         return self._responses.popleft()
 
     async def call(self, message: Any, *payload: Any) -> Any:
-        """Send one request and return its response's message. The response's payload is stored in
+        """Send one request and return the message of its response. The payload of the response is stored in
         ``last_payload``."""
         self.send(message, *payload)
         response = await self.response()
@@ -100,7 +99,7 @@ class WireClient(asyncio.BufferedProtocol):
         return response.message
 
     async def closed(self) -> None:
-        """Return when the connection is closed."""
+        """Return when the connection is closed. Raises TimeoutError after RESPONSE_TIMEOUT_S."""
         async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             while not self.is_closed:
                 await self._wait()

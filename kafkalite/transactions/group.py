@@ -3,15 +3,15 @@
 Batches have ascending numbers. A writer joins a batch under its own name, gets a producer id and epoch, and
 writes transactional record batches like any producer. ``EndTxnGroup`` names the winners: the writers whose
 records belong to the result. One decision commits them, aborts all other writers of this and earlier batches,
-and records the batch as the last decided one. So each batch is decided once, and a repeated request gets the
-first result.
+and records the batch as the last decided one. So no batch is decided twice, and a repeated request for the
+last decided batch gets the first result.
 
 The last decision is removed some time after the group is retired. After that the group's name is unknown, and
 a batch under an unknown name is the first one of a new application. So a retired application must not repeat
 its last batch.
 
-The next writer that joins reuses the producer id of a completed writer, with the next epoch. Otherwise each
-task of each batch would leave producer state in every partition to which it wrote.
+A writer that joins reuses the producer id of a completed writer, if there is one, with the next epoch. If
+every writer had a new producer id, each would leave producer state in every partition to which it wrote.
 """
 
 # Tests: tests/transactions/test_machine.py, tests/transactions/test_histories.py
@@ -66,7 +66,7 @@ class TransactionGroup:
         )
 
     def open_writers(self) -> Iterator[Transaction]:
-        """Yield the open transactions in the order in which their writers joined."""
+        """Yield the open transactions of the writers."""
         return (self.writers[producer_id] for producer_id in self.open)
 
     def ongoing(self, batch_id: int) -> list[Transaction]:
@@ -83,10 +83,10 @@ class TransactionGroup:
         return None if producer_id is None else self.writers[producer_id]
 
     def free_identity(self) -> Identity | None:
-        """Return the producer id and epoch of the writer that completed last, for reuse by the next writer,
-        or None if there is none.
+        """Return the identity for a writer that joins: the producer id of the writer that completed last,
+        with the next epoch. Return None if there is no completed writer.
 
-        The writers that completed earlier stay unused, so that their producer ids expire.
+        The producer id that was used last is chosen, so that surplus producer ids stay unused and expire.
         """
         for producer_id in reversed(self.free):
             return self.writers[producer_id].identity
@@ -95,8 +95,8 @@ class TransactionGroup:
     def winners(self, batch_id: int, named: Sequence[TxnWinner]) -> dict[int, Transaction]:
         """Return {producer id: transaction} of the writers that a request names as winners of the batch.
 
-        Raises InvalidTxnStateError unless each transaction is Ongoing with the named epoch: it may have timed
-        out, or the writer may have joined again.
+        Raises InvalidTxnStateError if a named writer has no Ongoing transaction in this batch with the named
+        producer id and epoch, for example because it timed out or the writer joined again.
         """
         found = {}
         for winner in named:
@@ -135,7 +135,7 @@ class TransactionGroup:
             self._attempts[writer.writer_name, writer.batch_id] = producer_id
 
     def remove(self, producer_id: int) -> None:
-        """Replay the removal of a writer's producer id, together with its transaction."""
+        """Remove a writer's producer id, together with its transaction."""
         earlier = self.writers.pop(producer_id, None)
         if earlier is not None:
             self._end_attempt(earlier)

@@ -1,15 +1,15 @@
 """The transaction coordinator for one partition of ``__transaction_state``. Pure.
 
 A transactional id has one producer at a time. An application has a transaction group (``group``): many
-producers, whose transactions are decided together. Both share one name space: the first use of a name
-determines its kind, and requests of the other kind are then refused.
+producers, whose transactions are decided together. Transactional ids and application ids share one name
+space: a name that is in use as one of the two cannot be used as the other.
 
 These rules handle late, repeated and lost requests (KIP-890, R31, R32, R34):
 
-- A request must state the current producer id and epoch, and each decision increments the epoch. So a late
-  request of an earlier transaction never affects a later one.
-- A transaction is committed or aborted once. If the request is repeated, it gets the first response; a
-  request for the opposite outcome is refused.
+- AddPartitionsToTxn and EndTxn take effect only if they state the current producer id and epoch, and each
+  decision increments the epoch. So a late request of an earlier transaction never affects a later one.
+- A transaction is committed or aborted once. Until the producer begins another transaction or is initialized
+  again, a repeated request gets the first response, and a request for the opposite outcome is refused.
 - A producer's next transaction begins only after all markers of its previous one are written.
 """
 
@@ -99,7 +99,7 @@ class TransactionMachine:
 
     @property
     def transaction_count(self) -> int:
-        """The number of transactional ids and of writers in groups."""
+        """The number of transactional ids plus the number of producer ids of writers in groups."""
         return len(self._table.transactions) + sum(
             len(group.writers) for group in self._table.groups.values()
         )
@@ -136,7 +136,8 @@ class TransactionMachine:
         raise TypeError(f"a transaction coordinator does not handle {type(command).__name__}")
 
     def tick(self, now: Instant, topics: Topics) -> Decision:
-        """Return records that abort overdue transactions (R34) and remove expired names, up to a limit."""
+        """Return records that abort overdue transactions (R34), and that remove expired transactional ids,
+        writers and retired groups. If there are many, later calls return the rest."""
         records: list[StateRecord] = []
         size_bytes = 0
         for record in self._due_records(now):
@@ -151,13 +152,13 @@ class TransactionMachine:
         return self._table.next_deadline_ms()
 
     def pending_markers(self) -> list[PendingMarker]:
-        """Return the decided transactions with missing markers, in the order of the decisions."""
+        """Return the decided transactions that may lack markers, in the order of the decisions."""
         return list(self._table.pending.values())
 
     # --- replaying ---------------------------------------------------------------------------------
 
     def replay(self, record: StateRecord, now: Instant, *, producer_id: int = NO_PRODUCER_ID) -> None:
-        """Replay a record of the log. Raises StorageError if the record is unknown."""
+        """Replay a record of the log. Raises StorageError if the record cannot be decoded."""
         self._table.replay(record, now)
 
     def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
@@ -394,7 +395,7 @@ class TransactionMachine:
         return ListTransactionsResponse(*_OK, listed)
 
     def _describe(self, name: str) -> DescribedTransaction:
-        """Return the description of a transactional id. The caller sets its coordinator epoch."""
+        """Return the description of a transactional id, without the coordinator epoch."""
         known = self._table.transactions.get(name)
         outcome, state = _OK, "" if known is None else known.state.value
         if known is None:
@@ -425,11 +426,11 @@ class TransactionMachine:
         return group
 
     def _find(self, name: str, requester: Identity) -> Transaction:
-        """Return the transaction of a transactional id; for a group, that of the writer with the requester's
-        producer id.
+        """Return the transaction of the transactional id ``name``. If ``name`` is an application id, return
+        the transaction of the writer with the requester's producer id.
 
-        Raises InvalidProducerIdMappingError if there is none, or if the transactional id has another producer
-        id (R37).
+        Raises InvalidProducerIdMappingError if there is none, or if the requester's producer id does not
+        belong to the transactional id (R37).
         """
         group = self._table.groups.get(name)
         if group is not None:
@@ -473,10 +474,10 @@ class TransactionMachine:
 
 
 def belongs_to(transaction: Transaction, producer_id: int) -> bool:
-    """Whether ``producer_id`` is one that the coordinator has given to this transactional id: the id to use
-    now, or the id of the current or the last transaction (R37)."""
+    """Whether ``producer_id`` belongs to the transactional id of ``transaction`` (R37): it is the present
+    producer id, the next producer id, or the producer id in ``ended``."""
     known = (transaction.producer_id, transaction.identity.producer_id, transaction.ended.producer_id)
-    return producer_id in known
+    return producer_id != NO_PRODUCER_ID and producer_id in known
 
 
 def is_present_producer(transaction: Transaction, requester: Identity) -> bool:
@@ -501,8 +502,8 @@ def must_abort_first(transaction: Transaction) -> bool:
 
 
 def may_complete(remaining: tuple[object, ...]) -> bool:
-    """Whether a decided transaction is complete. ``remaining`` are the partitions that lack its marker
-    (R32)."""
+    """Whether a decided transaction may become complete (R32). ``remaining`` are the partitions that lack its
+    marker."""
     return not remaining
 
 
@@ -512,8 +513,8 @@ def abort_overdue(transaction: Transaction, wall_ms: int) -> Transaction:
 
 
 def _latest(transaction: Transaction) -> StateRecord:
-    """Return the record that stores the transaction. If it is a completed transaction of a group's writer
-    that has no epoch left, return its tombstone instead."""
+    """Return the record that stores the transaction. If it is the completed transaction of a group's writer,
+    and its producer id has no epoch left for another transaction, return its tombstone instead."""
     if transaction.is_writer and not transaction.is_open and transaction.needs_producer_id:
         return removal(transaction.key)
     return transaction_record(transaction)

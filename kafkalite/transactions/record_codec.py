@@ -11,8 +11,9 @@ key                             value
 ``[3, application id, id]``     a writer's transaction; ``id`` is the writer's producer id
 ==============================  ================================================================
 
-A group has one record for each writer, so a change of one writer does not write the others. An unknown type
-or version is refused, because skipping a record would make this coordinator forget a decision (R36).
+Each writer of a group has its own record, so a change of one writer does not rewrite the records of the
+others. An unknown type or version is refused, because skipping a record would make this coordinator forget a
+decision (R36).
 """
 
 from __future__ import annotations
@@ -98,9 +99,10 @@ def result_record(result: GroupResult) -> StateRecord:
 
 
 def parse_record(record: StateRecord) -> Transaction | GroupResult | Key:
-    """Return the decoded record. Raises StorageError if it is malformed.
+    """Return the decoded record. Raises StorageError if it is malformed, or its type or version is unknown.
 
-    For a tombstone, return its Key; for the tombstone of a group, a GroupResult with NO_BATCH.
+    For the tombstone of a transactional id or a writer, return its Key. For the tombstone of a group, return
+    a GroupResult with NO_BATCH.
     """
     try:
         return _parse(record)

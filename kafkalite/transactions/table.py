@@ -71,8 +71,7 @@ class TransactionTable:
             yield transaction
 
     def expired(self, now: Instant) -> Iterator[StateRecord]:
-        """Yield the tombstones of expired transactional ids, writers and retired groups, the longest idle
-        first."""
+        """Yield tombstones of expired transactional ids, writers and retired groups."""
         for key, deadline_ms in self._idle.items():
             if deadline_ms > now.monotonic_ms:
                 return
@@ -94,7 +93,7 @@ class TransactionTable:
         return min(deadlines, default=None)
 
     def replay(self, record: StateRecord, now: Instant) -> None:
-        """Replay a record. Raises StorageError if the record is unknown."""
+        """Replay a record. Raises StorageError if the record cannot be decoded."""
         item = parse_record(record)
         if isinstance(item, Transaction):
             self._put(item, now)
@@ -146,7 +145,8 @@ class TransactionTable:
         return group is not None and group.is_retired
 
     def _settle(self, group: TransactionGroup, used_ms: int, now: Instant) -> None:
-        """If a retired group has no open writers, schedule its expiration, counted from its last use."""
+        """If a retired group has no open writers, schedule its expiration, counted from its last use.
+        Otherwise, cancel a scheduled expiration of the group."""
         key = (group.name, NO_PRODUCER_ID)
         deadline_ms = self._idle.pop(key, None)
         if group.open or not self.is_over(group.name):

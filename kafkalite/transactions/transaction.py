@@ -1,16 +1,18 @@
-"""A transaction as an immutable value. The method for a state transition returns the transaction after it.
+"""A transaction as an immutable value. The methods for state transitions return the changed transaction.
 
     Empty ──begin──► Ongoing ──prepare──► PrepareCommit ──complete──► CompleteCommit ──begin──► …
                              └─────────► PrepareAbort  ──complete──► CompleteAbort  ──begin──► …
 
-Each transaction has its own (producer id, epoch) (KIP-890, R31). ``prepare`` increments the epoch, and the
-markers and the next transaction use the new epoch. So late requests and batches of an earlier transaction
-are recognized by their epoch and refused.
+Each transaction has its own (producer id, epoch) (KIP-890, R31). The transition "prepare" increments the
+epoch. The markers have the new epoch. The next transaction has it too, unless the producer is initialized
+again first or needs another producer id. So late requests and batches of an earlier transaction are
+recognized by their epoch and refused.
 
 ===============  ====================================================================================
 Empty            has an identity, but nothing is written; AddPartitions begins a transaction
-Ongoing          AddPartitions adds partitions; EndTxn, a new producer or the timeout prepares
-PrepareX         decided (R32); markers are being written, and requests to begin or end must be retried
+Ongoing          AddPartitions adds partitions; EndTxn, a new producer or the timeout triggers "prepare"
+PrepareX         decided (R32), and markers are being written; a repeated EndTxn gets the first
+                 response, and the producer must retry any other request
 CompleteX        all markers are written; like Empty, and a repeated EndTxn gets the first response
 ===============  ====================================================================================
 """
@@ -119,7 +121,7 @@ class Transaction(NamedTuple):
 
     @property
     def needs_producer_id(self) -> bool:
-        """Whether the next transaction needs another producer id, because only one epoch is left (KIP-360).
+        """Whether at most one higher epoch is left, so that another producer id is needed next (KIP-360).
 
         The last epoch is reserved for markers, so that a decision can always increment the epoch.
         """
@@ -150,7 +152,7 @@ class Transaction(NamedTuple):
         next_producer_id: int = NO_PRODUCER_ID,
     ) -> Transaction:
         """Return the transaction as decided, with the next epoch (R31). If no partition needs a marker, it is
-        complete. ``ended`` and ``next_producer_id`` are the values of the fields with these names."""
+        complete. ``ended`` and ``next_producer_id`` are described at the fields with these names."""
         state = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
         decided = self._replace(
             state=state,
@@ -179,7 +181,7 @@ class Transaction(NamedTuple):
     ) -> Transaction:
         """Return an Empty transaction for a new producer of this transactional id (R34).
 
-        It has the next epoch, or if no epoch is left, ``reserved_producer_id`` with epoch 0.
+        It has the next epoch; if ``needs_producer_id``, it has ``reserved_producer_id`` with epoch 0 instead.
         """
         identity = Identity(self.producer_id, self.producer_epoch + 1)
         if self.needs_producer_id:

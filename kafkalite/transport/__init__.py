@@ -1,8 +1,8 @@
 """The Transport interface, which opens and accepts byte streams.
 
-I/O code uses this interface and never sockets. Each end of a stream has an ``asyncio.BufferedProtocol``,
-which receives the bytes. ``tcp`` uses the network; ``inproc`` connects two protocols of one process without a
-socket.
+Each end of a stream has an ``asyncio.BufferedProtocol``, which receives the bytes. ``tcp`` uses the network;
+``inproc`` connects two protocols of one process without a socket; ``tls`` encrypts the streams of another
+transport.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ def is_tls(address: str) -> bool:
 
 
 def needs_login(address: str) -> bool:
-    """Whether the listener at ``address`` requires a login."""
+    """Whether the listener at ``address`` requires a login: it begins with ``SASL_...://``."""
     return address.startswith((SASL_SSL_SCHEME, SASL_PLAINTEXT_SCHEME))
 
 
 def security_scheme(address: str) -> str:
-    """Return ``SSL://``, ``SASL_SSL://`` or ``SASL_PLAINTEXT://`` if ``address`` begins with it, else ""."""
+    """Return the prefix ``SSL://``, ``SASL_SSL://`` or ``SASL_PLAINTEXT://`` of ``address``, or ""."""
     schemes = (SSL_SCHEME, SASL_SSL_SCHEME, SASL_PLAINTEXT_SCHEME)
     return next((scheme for scheme in schemes if address.startswith(scheme)), "")
 
 
 def without_security(address: str) -> str:
-    """Return ``address`` as transports expect it: without its ``security_scheme``."""
+    """Return ``address`` without its ``security_scheme``, as transports expect it."""
     return address.removeprefix(security_scheme(address))
 
 
 def transport_for(address: str) -> Transport:
-    """Return the transport for ``address``: that of its registered scheme, or TCP if it has none."""
+    """Return the transport of the registered scheme that begins ``address``, or TCP if none does."""
     for scheme, factory in _factories.items():
         if address.startswith(scheme):
             return factory()

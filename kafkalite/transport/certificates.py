@@ -1,7 +1,7 @@
-"""Reads the distinguished name of the subject, and the validity, of an X.509 certificate. Pure.
+"""Reads the subject's distinguished name and the validity of an X.509 certificate, without verifying it.
 
-The standard library returns a subject without the types of its values and without their order in a name.
-Principals are compared as text, so two different names must never have the same text (S6).
+Python's ``ssl`` module returns a subject without the types of its values. Principals are compared as text, so
+two different names must never have the same text (S6).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE
 
 
 class CertificateError(KafkaliteError):
-    """Bytes are not an X.509 certificate."""
+    """The bytes are not an X.509 certificate."""
 
 
 class Certificate(NamedTuple):
@@ -59,7 +59,7 @@ def pem_certificates(pem: bytes) -> list[bytes]:
 
 
 def parse_certificate(der: bytes) -> Certificate:
-    """Return subject and validity of a certificate. Raises CertificateError."""
+    """Return subject and validity of a certificate in DER. Raises CertificateError."""
     try:
         _, certificate, _ = _element(der, 0, _SEQUENCE)
         _, signed, _ = _element(certificate, 0, _SEQUENCE)
@@ -142,7 +142,7 @@ def _dotted(oid: bytes) -> str:
 
 
 def _instant(tag: int, content: bytes) -> datetime:
-    """Return a UTCTime, whose years are 1950 to 2049 (RFC 5280), or a GeneralizedTime."""
+    """Parse a UTCTime, whose years are 1950 to 2049 (RFC 5280), or a GeneralizedTime. Raises ValueError."""
     text = content.decode("ascii")
     if tag == _UTC_TIME:
         text = ("19" if int(text[:2]) >= 50 else "20") + text

@@ -1,7 +1,7 @@
 """Issues certificates for development and tests: an authority, and certificates of servers and clients.
 
-Needs the package ``cryptography``. The authority's key lies beside the certificates, so whoever reads the
-directory can issue more: use the authority of your organisation in production.
+Needs the package ``cryptography``. The authority's key is in the same directory as the certificates, and
+anybody who can read it can issue certificates. In production, use the authority of your organisation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class DevAuthority:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Return the authority that ``write`` has kept in ``directory``. Raises ConfigError."""
+        """Return the authority that ``write`` stored in ``directory``.
+
+        Raises MissingExtraError, and ConfigError if the authority is missing or cannot be read.
+        """
         x509, _, serialization = _cryptography()
         try:
             key = serialization.load_pem_private_key((directory / CA_KEY).read_bytes(), None)
@@ -77,10 +80,11 @@ class DevAuthority:
         not_after: datetime | None = None,
         password: str | None = None,
     ) -> bytes:
-        """Return a new key, its certificate and this authority's, as PEM for ``ssl.keystore.location``.
+        """Return a new private key, its certificate and the authority's certificate in one PEM text.
 
-        The certificate is for both ends of a connection, as nodes need it. ``hosts`` are the names and
-        addresses under which a server is reached.
+        The text is the contents of a file for ``ssl.keystore.location``. The certificate is valid for servers
+        and clients, because a node is both. ``hosts`` are the names and addresses under which a server is
+        reached. The certificate expires after ``days``, or at ``not_after``. ``password`` encrypts the key.
         """
         x509, ec, serialization = _cryptography()
         key = ec.generate_private_key(ec.SECP256R1())
@@ -108,16 +112,18 @@ class DevAuthority:
 def make_dev_certificates(
     directory: Path, servers: Iterable[str], clients: Iterable[str], hosts: Iterable[str], *, days: int = DAYS
 ) -> dict[str, Path]:
-    """Write an authority and certificates into ``directory``, and return {common name: its keystore}.
+    """Write an authority and certificates into ``directory``. Return {common name: path of its keystore}.
 
-    An authority that is already there is used again; certificates of the same names are replaced. Each
-    server's certificate has its own name and all ``hosts``. Raises MissingExtraError, ConfigError, OSError.
+    If ``directory`` already has an authority, that one issues the certificates. Existing certificates of the
+    same names are replaced. The certificate of each server is valid for the server's name and all ``hosts``.
+    ``days`` is the validity of the certificates. A new authority is valid for at least as long, and for at
+    least DAYS. Raises MissingExtraError, ConfigError, OSError.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (directory / CA_KEY).exists():
         authority = DevAuthority.read(directory)
     else:
-        authority = DevAuthority.create()
+        authority = DevAuthority.create(days=max(days, DAYS))
         authority.write(directory)
     written: dict[str, Path] = {}
     hosts = tuple(hosts)

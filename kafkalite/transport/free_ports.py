@@ -17,10 +17,10 @@ _STOP: Final = 32_000
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1", rng: Rng | None = None) -> list[int]:
-    """Return ``count`` random ports that are currently free. Raises ListenError."""
+    """Return ``count`` distinct random ports that are free on ``host`` now. Raises ListenError."""
     rng = rng or system_rng()
     found: dict[int, None] = {}
-    for _ in range(100 * count):
+    for _ in range(100 * count + 1):
         if len(found) == count:
             return list(found)
         port = _FIRST + rng.randrange(_STOP - _FIRST)

@@ -4,14 +4,15 @@ A listener registers a name for the whole process. Connecting joins two ends. Ea
 ``asyncio.Transport`` in the event loop of its side. The two loops may run in two threads.
 
 Written data is not copied but queued in ``_arrived`` of the other end, whose loop calls ``_deliver``. That
-copies the data into the protocol's buffer, as a kernel would. So a protocol cannot distinguish an end from a
-socket, and is never called from inside its peer's call.
+copies the data into the protocol's buffer, as a kernel would. So a protocol receives data as from a socket,
+and never inside a call of its peer's ``write``.
 
-Two threads share an end without a lock. Each field is written by one side, as comments state. A deque's
-append and popleft are atomic. Each side checks again after it has announced that it stops: the reader clears
-``_is_scheduled`` and then checks the queue, and the writer appends and then checks ``_is_scheduled``. The
-writer sets ``_is_paused`` and then checks the number of bytes taken, and the reader counts the bytes taken
-and then checks ``_is_paused``. So no wake-up is lost, and an extra wake-up does nothing.
+Two threads share an end without a lock. While it is open and its loop runs, only its own thread writes its
+fields, except ``_arrived``, ``_is_scheduled`` and ``_was_reset``. A deque's append and popleft are atomic.
+Each side first changes its own state and then checks that of the other side. The reader clears
+``_is_scheduled`` and then checks the queue; the writer appends to the queue and then checks
+``_is_scheduled``. The writer sets ``_is_paused`` and then checks the number of bytes taken; the reader counts
+the bytes taken and then checks ``_is_paused``. So no wake-up is lost, and an extra wake-up does nothing.
 """
 
 from __future__ import annotations
@@ -95,7 +96,10 @@ class InprocListener:
         return f"<InprocListener {self.address}>"
 
     def accept(self, end: InprocEnd) -> None:
-        """Let the listener's loop open ``end``. Thread-safe. Raises RuntimeError if the loop is closed."""
+        """Schedule ``end`` to be opened in the listener's loop. Thread-safe.
+
+        Raises RuntimeError if the loop is closed.
+        """
         self.loop.call_soon_threadsafe(self._open, end)
 
     def close(self) -> None:
@@ -150,7 +154,7 @@ class InprocEnd(StreamEnd):
             self._wake()
 
     def refuse(self) -> None:
-        """Reset the peer, because the listener was closed before this end was opened."""
+        """Close this end and reset the peer, because the listener does not accept the connection."""
         self._is_closing = True
         self._peer._reset()
 
@@ -173,7 +177,10 @@ class InprocEnd(StreamEnd):
         self._peer._receive(_EOF)
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of written bytes that are still to be delivered to the peer's protocol."""
+        """Return the number of written bytes that are still to be delivered to the peer's protocol.
+
+        Called by either side.
+        """
         return 0 if self._peer._is_closing else self._sent_bytes - self._peer._taken_bytes
 
     def _receive(self, data: memoryview) -> None:
@@ -195,7 +202,10 @@ class InprocEnd(StreamEnd):
                 self._peer._reset()
 
     def _reset(self) -> None:
-        """Drop the data that the peer wrote, because the peer is closed. Called by the peer's side."""
+        """Schedule the end of this connection with ConnectionResetError. Called by the peer's side.
+
+        Data that the peer wrote and that is not delivered yet is dropped.
+        """
         self._was_reset = True
         self._wake()
 

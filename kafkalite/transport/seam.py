@@ -1,4 +1,4 @@
-"""The interface of a transport: connect and listen. TCP and in-process streams implement it."""
+"""The interface of a transport: connect and listen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SecuredProtocol(asyncio.BufferedProtocol):
     """A protocol that is notified when the TLS handshake of its connection is complete."""
 
     def connection_secured(self) -> None:
-        """Called once, before any bytes, if the connection uses TLS. It may close the connection."""
+        """Called once if the connection uses TLS, before any bytes arrive. May close the connection."""
 
 
 class Listener(Protocol):
@@ -26,16 +26,19 @@ class Listener(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop accepting and free the address. Accepted connections stay open. May be called twice."""
+        """Stop accepting connections. Those already accepted stay open. May be called twice."""
         ...
 
     async def wait_closed(self) -> None:
-        """Wait until the address is free. Close accepted connections first: some loops wait for them."""
+        """Wait until the address is free after ``close``.
+
+        Close the accepted connections first, because some event loops also wait for their end.
+        """
         ...
 
 
 class Transport(Protocol):
-    """Opens and accepts streams. It has no state, so two instances of a class are interchangeable.
+    """Opens and accepts streams.
 
     Each connection gets an ``asyncio.BufferedProtocol`` from the factory and calls it as asyncio's own
     transports do: ``connection_made`` with an ``asyncio.Transport``, then ``get_buffer`` and
@@ -46,15 +49,15 @@ class Transport(Protocol):
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
         """Return the connected protocol after its ``connection_made`` was called.
 
-        Raises ConnectionFailedError if there is no listener, and ConfigError if ``address`` is malformed.
-        There is no timeout; cancel the call instead.
+        Raises ConnectionFailedError, for example if there is no listener, and ConfigError if ``address`` is
+        malformed. There is no timeout; cancel the call instead.
         """
         ...
 
     async def is_refused(self, address: str) -> bool:
         """Whether the host at ``address`` responds that no process listens there.
 
-        False if the host does not respond. There is no timeout; cancel the call instead.
+        Return False if the host cannot be reached. There is no timeout; cancel the call instead.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""StreamEnd: the base class of the ends of all streams that have no socket.
+"""StreamEnd: the base class of those transports that asyncio does not provide.
 
 It keeps the state of an ``asyncio.Transport``: the protocol, whether reading is paused, the write buffer
 limits, and whether the end is closing. Subclasses transfer the bytes: ``InprocEnd`` between two protocols of
-one process, ``SimEnd`` between two simulated processes.
+one process, ``TlsEnd`` through another transport, ``SimEnd`` between two simulated processes.
 """
 
 # Tests: tests/transport/test_seam.py, tests/sim/test_network.py
@@ -23,7 +23,7 @@ _LOW_WATER_BYTES: Final = 16 * KIB
 
 
 class StreamEnd(asyncio.Transport):
-    """One end of a stream. Its protocol is called in ``context``, by callbacks of ``loop``."""
+    """One end of a stream. It schedules its callbacks in ``loop``, with ``context``."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, context: contextvars.Context, extra: dict[str, Any]
@@ -45,7 +45,7 @@ class StreamEnd(asyncio.Transport):
 
     @abstractmethod
     def get_write_buffer_size(self) -> int:
-        """Return the number of written bytes that are still to be delivered to the peer's protocol."""
+        """Return the number of written bytes to which the write buffer limits apply."""
 
     @abstractmethod
     def _wake(self) -> None:
@@ -57,11 +57,11 @@ class StreamEnd(asyncio.Transport):
 
     @abstractmethod
     def _reset_peer(self) -> None:
-        """Break the connection. The peer may lose written data."""
+        """Break the connection. The peer may not receive all written data."""
 
     @abstractmethod
     def _end(self, error: Exception | None) -> None:
-        """Stop the transfer, and schedule ``_lose``, which calls ``connection_lost(error)``."""
+        """Begin to close this end. ``_lose`` is called later, which calls ``connection_lost``."""
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         assert self._protocol is not None, "the transport is not open"
@@ -130,7 +130,10 @@ class StreamEnd(asyncio.Transport):
                 self._protocol.resume_writing()
 
     def close(self) -> None:
-        """End the stream after the peer has received all written data. ``connection_lost`` follows."""
+        """Close this end. The peer still receives all written data, and then the end of the stream.
+
+        ``connection_lost`` is called later.
+        """
         if not self._is_closing:
             self.write_eof()
             self._end(None)
@@ -142,7 +145,7 @@ class StreamEnd(asyncio.Transport):
             self._end(None)
 
     def _fail(self, error: Exception) -> None:
-        """Report that the protocol raised ``error``, as asyncio does, and break the connection."""
+        """Pass ``error``, which the protocol raised, to the loop's exception handler, and reset the peer."""
         self._loop.call_exception_handler(
             {
                 "message": "Fatal error: the protocol failed on received data",

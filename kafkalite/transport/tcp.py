@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from kafkalite.errors import ConfigError, ConnectionFailedError, ListenError
+from kafkalite.errors import HOST_NAME_HINT, ConfigError, ConnectionFailedError, ListenError
 from kafkalite.transport.seam import Listener, P, ProtocolFactory
 
 # The number of connections that may wait to be accepted. Many clients may reconnect at once after a restart.
@@ -24,6 +24,7 @@ _REASONS: Final = {
     errno.EACCES: ("permission denied", "ports below 1024 need root; choose a higher one"),
     errno.EADDRNOTAVAIL: ("this machine does not have the address", "listen on 0.0.0.0 or 127.0.0.1"),
 }
+_NOT_REACHED_HINT: Final = "is a broker running there? Check the address and any firewall"
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -46,7 +47,7 @@ def format_address(host: str, port: int) -> str:
 
 
 class TcpTransport:
-    """Connects and listens over TCP, with SO_KEEPALIVE and TCP_NODELAY: requests are small and awaited."""
+    """Connects and listens over TCP. Its sockets have TCP_NODELAY and SO_KEEPALIVE."""
 
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
         host, port = parse_address(address)
@@ -54,9 +55,10 @@ class TcpTransport:
         try:
             transport, protocol = await loop.create_connection(protocol_factory, host, port)
         except (OSError, UnicodeError) as error:
+            is_unknown = isinstance(error, socket.gaierror | UnicodeError)
             raise ConnectionFailedError(
-                f"cannot connect to {address}: {_reason(error)}",
-                hint="is a broker running there? Check the address and any firewall",
+                f"cannot connect to {address}: {reason_of(error)}",
+                hint=HOST_NAME_HINT if is_unknown else _NOT_REACHED_HINT,
             ) from error
         opened = transport.get_extra_info("socket")
         if opened is not None:
@@ -108,17 +110,31 @@ class TcpTransport:
 
 
 class TcpListener:
-    def __init__(self, server: asyncio.AbstractServer, address: str) -> None:
+    def __init__(self, server: asyncio.Server, address: str) -> None:
         self._server = server
+        self._is_closing = False
         self.address = address
 
     def __repr__(self) -> str:
         return f"<TcpListener {self.address}>"
 
     def close(self) -> None:
-        self._server.close()
+        """Accept no further connection. The port is free in the next iteration of the loop.
+
+        asyncio attaches a connection to its server in the callback after the one that accepts it. If the
+        server closes in between, asyncio drops the connection without closing its socket.
+        """
+        loop = self._server.get_loop()
+        if self._is_closing or not isinstance(loop, asyncio.SelectorEventLoop):
+            self._server.close()
+            return
+        self._is_closing = True
+        for listening in self._server.sockets:
+            loop.remove_reader(listening.fileno())
+        loop.call_soon(self._server.close)
 
     async def wait_closed(self) -> None:
+        await asyncio.sleep(0)
         await self._server.wait_closed()
 
 
@@ -135,12 +151,15 @@ def _tune(opened: socket.socket) -> None:
             opened.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return the text of an OSError or UnicodeError of a socket, or of the resolver, for an error message."""
+    if isinstance(error, UnicodeError):
+        return "the host name is not valid"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return text[:1].lower() + text[1:]
 
 
 def listen_error(address: str, error: Exception) -> ListenError:
-    """Return the error that reports why the operating system refuses to listen on ``address``."""
-    reason, hint = _REASONS.get(getattr(error, "errno", None) or 0, (_reason(error), ""))
+    """Return the ListenError that states why listening on ``address`` failed with ``error``."""
+    reason, hint = _REASONS.get(getattr(error, "errno", None) or 0, (reason_of(error), ""))
     return ListenError(f"cannot listen on {address}: {reason}", hint=hint)

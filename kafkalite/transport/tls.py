@@ -1,12 +1,12 @@
 """TLS over the streams of any transport: encryption between a protocol and the transport under it.
 
-``TlsEnd`` is the transport of its protocol, and the protocol of the transport below. asyncio's own TLS is not
-used: when a handshake fails, it closes the connection without the alert that tells the peer why, and reports
-the failure to no one on the listening side.
+``TlsEnd`` is the transport of its protocol, and the protocol of the transport below. This module does not use
+asyncio's own TLS, which closes the connection after a failed handshake without sending the alert that states
+the reason, and does not report the failure on the listening side.
 
 The protocol of an accepted connection gets ``connection_made`` before the handshake, so that a server's
-limits and deadlines also apply to connections that never complete one (S5). It receives no bytes before the
-handshake is complete.
+limits and deadlines also apply to connections that never complete the handshake (S5). The protocol receives
+no bytes before the handshake is complete.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from kafkalite.errors import TLS_HINT, ConnectionFailedError, KafkaliteError, SslAuthenticationError
@@ -92,7 +93,11 @@ class TlsEnd(StreamEnd, asyncio.BufferedProtocol):
         return f"<TlsEnd {state} over {self._below!r}>"
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what the transport below has, and ``peer_certificate``: the verified peer's, DER or None."""
+        """Return the verified certificate of the peer if ``name`` is ``peer_certificate``.
+
+        It is in DER, or None if the peer sent none. For any other name, return the value of the transport
+        below.
+        """
         if name == "peer_certificate":
             return self._tls.getpeercert(binary_form=True) if self._is_secured else default
         return self._below.get_extra_info(name, default) if self._below is not None else default
@@ -164,6 +169,11 @@ class TlsEnd(StreamEnd, asyncio.BufferedProtocol):
             self._send_encrypted()  # the alert, so that the peer knows the reason too
             self._fail_handshake(explain(error, is_server=self._is_server))
             return False
+        if self._is_server and self._tls.session_reused and self._has_expired_peer():
+            self._fail_handshake(
+                SslAuthenticationError("the client's certificate, of a session that it resumes, has expired")
+            )
+            return False
         self._is_secured = True
         self._send_encrypted()
         if not self.secured.done():
@@ -173,9 +183,20 @@ class TlsEnd(StreamEnd, asyncio.BufferedProtocol):
         self._pump()
         return not self._is_closing
 
+    def _has_expired_peer(self) -> bool:
+        """Whether the peer's certificate has expired. For a resumed session, OpenSSL does not verify it."""
+        der = self._tls.getpeercert(binary_form=True)
+        if der is None:
+            return False
+        try:
+            _, _, end = parse_certificate(der)
+        except CertificateError:
+            return True  # a certificate that this program does not understand proves nothing
+        return end < datetime.now(UTC)
+
     def _peer(self) -> str:
-        host, port = self._below.get_extra_info("peername")[:2]
-        return format_address(host, port)
+        peer = self._below.get_extra_info("peername")
+        return "unknown" if peer is None else format_address(*peer[:2])  # None after an early reset
 
     def _cut_off(self) -> ConnectionFailedError:
         peer, hint = ("client", "") if self._is_server else ("server", TLS_HINT)
@@ -222,7 +243,7 @@ class TlsEnd(StreamEnd, asyncio.BufferedProtocol):
         self._loop.call_soon(self._deliver, context=self._context)
 
     def _deliver(self) -> None:
-        """Pass decrypted bytes to the protocol until it pauses reading or there are no more."""
+        """Pass decrypted bytes to the protocol until the protocol pauses reading or there are no more."""
         self._is_scheduled = False
         while self._is_reading and not self._is_closing and self._is_secured:
             if not self._fill():
@@ -286,11 +307,14 @@ class TlsEnd(StreamEnd, asyncio.BufferedProtocol):
         self._pause_if_full()
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of bytes that are not encrypted yet. The transport below buffers little more."""
+        """Return the number of written bytes that are not encrypted yet."""
         return self._unsent_bytes
 
     def _pump(self) -> None:
-        """Encrypt and send what the protocol wrote, as fast as the transport below accepts it."""
+        """Encrypt and send what the protocol wrote, until the buffer of the transport below is full.
+
+        After _TURN_BYTES, a later callback continues.
+        """
         left = _TURN_BYTES
         while self._unsent and self._is_secured and not self._is_below_full and left > 0:
             part = self._next_part()
@@ -333,7 +357,7 @@ class TlsEnd(StreamEnd, asyncio.BufferedProtocol):
         self._pump()
 
     def _shut_down(self) -> None:
-        """Send close_notify once, and then end the stream below."""
+        """Send close_notify if it is not sent yet, and end the stream below."""
         if not self._is_shut:
             self._is_shut = True
             with contextlib.suppress(ssl.SSLError):  # close_notify of the peer is still missing
@@ -373,9 +397,11 @@ class TlsTransport:
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
         """Return the connected protocol after the handshake.
 
-        The server's certificate must have the host of ``address``, or localhost for ``inproc://name``. Raises
-        SslAuthenticationError if a side refuses the other, ConnectionFailedError for every other failure, and
-        ConfigError, also if the files of the context cannot be used.
+        Unless ``ssl.endpoint.identification.algorithm`` is empty, the server's certificate must have the host
+        of ``address``, or localhost for ``inproc://name``. Raises SslAuthenticationError if the handshake
+        fails, ConnectionFailedError if the connection fails, and ConfigError if ``address`` is malformed or
+        the files of the context cannot be used. With TLS 1.3, a server may refuse the client's certificate
+        after the handshake; then the connection is lost with SslAuthenticationError.
         """
         made: list[P] = []
         context = self._tls.current()
@@ -408,13 +434,13 @@ class TlsTransport:
 
 
 def peer_subject(transport: asyncio.BaseTransport) -> str | None:
-    """Return the distinguished name in the verified certificate of the peer, or None if it sent none."""
+    """Return the distinguished name in the verified certificate of the peer, or None if it sent none.
+
+    Raises CertificateError if the certificate cannot be parsed, because a peer with a certificate must not be
+    taken for one without.
+    """
     der = transport.get_extra_info("peer_certificate")
-    try:
-        return None if der is None else parse_certificate(der).subject
-    except CertificateError as error:
-        logger.warning("certificate not understood %s", Fields(reason=error))
-        return None
+    return None if der is None else parse_certificate(der).subject
 
 
 # {OpenSSL's reason for its own failure: (what is wrong, what to do)}.
@@ -475,7 +501,7 @@ _VERIFY_CODES: Final = {
 
 
 def explain(error: ssl.SSLError, *, is_server: bool) -> KafkaliteError:
-    """Return the error that says in words which side refused the other, why, and what to do."""
+    """Return an error that describes ``error`` in words, with a hint if the cause is a known one."""
     peer = "client" if is_server else "server"
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -1,7 +1,7 @@
-"""Builds the TLS contexts of a listener and of a client from their ``ssl.*`` options.
+"""Builds the TLS context of a listener or of a client from its ``ssl.*`` options.
 
 The files are read again when they change: connections made after that use the new certificates, and open
-connections keep the old ones. Files that cannot be used leave the last good context in place.
+connections keep the old ones. If a changed file cannot be used, the previous context stays in use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VERIFY: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "requir
 
 
 class TlsContext:
-    """The current TLS context of one side. Threads may share it."""
+    """The current TLS context of a listener or of a client. Threads may share it."""
 
     def __init__(self, config: TlsConfig, *, client_auth: ClientAuth | None = None) -> None:
         """``client_auth`` is the listener's ``ssl.client.auth``, and None on the side that connects."""
@@ -36,13 +36,14 @@ class TlsContext:
         self._context: ssl.SSLContext | None = None
 
     def for_logins(self) -> TlsContext:
-        """Return the context of a listener that requires logins: it asks clients for no certificate."""
+        """Return the context of a listener that requires logins: it requests no certificate from clients."""
         return TlsContext(self._config, client_auth="none")
 
     def current(self) -> ssl.SSLContext:
-        """Return the context for a new connection, from the present contents of the files.
+        """Return the context for a new connection, built from the present contents of the files.
 
-        The first call raises ConfigError, which names the option and the file, if there is none.
+        If these cannot be used, return the context of the previous call or, if there is none, raise
+        ConfigError, which names the option.
         """
         stamp = self._files()
         if self._context is None:
@@ -58,7 +59,7 @@ class TlsContext:
         return self._context
 
     def _files(self) -> list[tuple[str, int, int, int]]:
-        """Return (path, inode, size, modification time) of each file, zeros if it cannot be read."""
+        """Return (path, inode, size, modification time) of each file; zeros if ``stat`` fails."""
         found = []
         for path in (self._config.ssl_keystore_location, self._config.ssl_truststore_location):
             if path is not None:
@@ -74,10 +75,11 @@ class TlsContext:
         if self._client_auth is None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = config.ssl_endpoint_identification_algorithm == "https"
+            context.hostname_checks_common_name = False  # only subjectAltName names hosts (RFC 9525)
         else:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.verify_mode = _VERIFY[self._client_auth]
-            context.num_tickets = 0  # clients do not resume sessions
+            context.num_tickets = 0  # TLS 1.3: clients resume no sessions
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         versions = [_VERSIONS[name] for name in config.ssl_enabled_protocols]
         context.minimum_version, context.maximum_version = min(versions), max(versions)
@@ -150,7 +152,7 @@ def _certificates(key: str, path: str, pem: bytes, allowed: str) -> list[bytes]:
 
 
 def _check_validity(path: str, der: bytes) -> None:
-    """Refuse a certificate that every peer would refuse."""
+    """Raise ConfigError if the certificate has expired or is not valid yet."""
     subject, start, end = parse_certificate(der)
     now = datetime.now(UTC)
     if end < now:

@@ -6,6 +6,8 @@ They cover the rules whose removal random seeds rarely find, and some with an in
 cache without fsync.
 """
 
+# Long because it is the list of the schedules of one world.
+
 from __future__ import annotations
 
 import random
@@ -14,6 +16,7 @@ from typing import Final, NoReturn
 
 from kafkalite.errors import TooManyOpenFilesError
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.core.near_reader import NearReader
 from proof.core.parts import Message, ViolationError
 from proof.core.world import NEVER_MS, World
 
@@ -296,6 +299,20 @@ def last_replica_standing() -> None:
     stage.return_of(1)
 
 
+def an_eligible_replica_without_its_tail() -> None:
+    """Schedule: the leader is killed, and an eligible replica returns first, without its page cache (R20)."""
+    stage = _stage()
+    value = stage.write(1)
+    stage.replicate(2, 3)
+    assert stage.is_acknowledged(value)
+    stage.fence(3)
+    stage.fence(2)
+    stage.crash(stage.brokers[1], "kill")
+    stage.fence(1)
+    stage.lose(2)
+    stage.return_of(2)
+
+
 def longest_log() -> None:
     """Schedule: a deposed leader has a long end that was never committed; then all brokers are killed."""
     stage = _stage(fsync=True)
@@ -532,6 +549,63 @@ def refused_sync() -> None:
         raise ViolationError(f"R55: {broker.log} is synced up to {broker.log.synced_end_offset}")
 
 
+def _near_stage() -> tuple[Stage, NearReader]:
+    """Return a stage with one committed record, and a consumer in the rack of node 2."""
+    stage = _stage()
+    near = stage.near = NearReader(stage, 2)
+    stage.write(1)
+    stage.replicate(2, 3, rounds=3)
+    return stage, near
+
+
+def near_failover() -> None:
+    """Schedule: the leader dies with a record that only one follower has, which is read near (R65)."""
+    stage, near = _near_stage()
+    near.read()
+    assert near.follower_reads == 1
+    stage.write(1)
+    stage.replicate(2, rounds=1)  # node 3 does not fetch it, so it is not committed
+    near.read()
+    stage.crash(stage.brokers[1], "kill")
+    stage.move_leader(3)
+    stage.fence(1)
+    stage.tell(2, 3)
+    stage.confirm(3)
+    stage.tell(2)
+    near.read()
+    value = stage.write(3, producer=1)
+    stage.replicate(2, rounds=4)
+    assert stage.is_acknowledged(value)
+    near.read()
+    assert list(near.values) == [0, 1] and near.values[1] == value and near.follower_reads == 2
+
+
+def near_out_of_sync() -> None:
+    """Schedule: the follower in the consumer's rack leaves the ISR before the consumer arrives (R66)."""
+    stage, near = _near_stage()
+    stage.write(1)
+    stage.shrink(1, 2)
+    near.read()
+    assert near.values and not near.follower_reads
+
+
+def near_out_of_range() -> None:
+    """Schedule: a consumer seeks to the end, and the follower it reads is behind and does not know (R67)."""
+    stage, near = _near_stage()
+    near.read()
+    assert near.follower_reads == 1
+    value = stage.write(1)
+    stage.shrink(1, 2)  # node 2 does not know
+    stage.replicate(3)
+    assert stage.is_acknowledged(value)
+    near.seek_to_end()
+    near.read()
+    value = stage.write(1)
+    stage.replicate(3)
+    near.read()
+    assert list(near.values) == [0, 2] and near.values[2] == value
+
+
 def _outcome(schedule: Callable[[], None]) -> Callable[[], str | None]:
     def run() -> str | None:
         try:
@@ -558,8 +632,12 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R13-no-cas": _outcome(late_duplicate),
     "R13-no-broker-epoch": _outcome(stale_broker_epoch),
     "R14-revert": _outcome(reverted_proposal),
+    "R65-to-log-end": _outcome(near_failover),
+    "R66-out-of-sync": _outcome(near_out_of_sync),
+    "R67-follower-believed": _outcome(near_out_of_range),
     "R15-any-fetch": _outcome(silent_follower),
     "R16-no-elr": _outcome(last_replica_standing),
+    "R20-unclean-stays": _outcome(an_eligible_replica_without_its_tail),
     "R57-controller-clears": _outcome(registrations_before_the_fence),
     "R57-unconfirmed": _outcome(unconfirmed_isr),
     "R26-sync-retried": _outcome(failed_sync),

@@ -16,19 +16,23 @@ from dataclasses import replace
 from typing import Final
 
 from kafkalite.errors import KafkaliteError
+from kafkalite.metadata.reassignment_commands import ContinueReassignments
 from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
 from kafkalite.replication.follower import FetchPosition
 from proof.core.parts import Broker, Message, ViolationError
 from proof.core.world import BROKERS, NEVER_MS, World
 
 STEPS: Final = 400
+SPARE: Final = 4  #: a broker that has no replica at first; only in every third world
 
 
 class RandomWorld(World):
     """A world in which any event may happen next."""
 
     def __init__(self, seed: int, *, fsync: bool) -> None:
-        super().__init__(seed, fsync=fsync, duplicates=0.08, losses=0.10)
+        self.may_reassign = seed % 3 == 0
+        node_ids = (*BROKERS, SPARE) if self.may_reassign else BROKERS
+        super().__init__(seed, fsync=fsync, duplicates=0.08, losses=0.10, node_ids=node_ids)
         self._draw_weights()
 
     def _draw_weights(self) -> None:
@@ -49,11 +53,15 @@ class RandomWorld(World):
             self._step_crash: fault * rng.choice([0, 1, 3]),
             self._step_restart: rng.choice([2, 5, 10]),
             self.consume: 3.0,
+            self.near.step: rng.choice([0, 0, 10, 30]),
             self._step_checkpoint: rng.choice([0, 1]),
             self._step_roll: rng.choice([0, 1, 8]),
             self._step_delete: fault * rng.choice([0, 0, 0, 0.5]),
             self.forge: rng.choice([0, 0, 0, 0.2]),
         }
+        if self.may_reassign:
+            weights[self._step_reassign] = rng.choice([0.3, 1, 3])
+            weights[self._step_continue] = 1.0
         self._actions = list(weights)
         self._bounds: list[float] = []
         for weight in weights.values():
@@ -66,7 +74,7 @@ class RandomWorld(World):
         self.check()
 
     def _any(self) -> Broker:
-        return self.brokers[self.rng.choice(BROKERS)]
+        return self.brokers[self.rng.choice(list(self.brokers))]
 
     def _step_fetch(self) -> None:
         broker = self._any()
@@ -158,6 +166,22 @@ class RandomWorld(World):
 
     def _step_move(self) -> None:
         self.move_leader(self._any().node_id)
+
+    def _step_reassign(self) -> None:
+        """Move the partition to other brokers, replace the target of a running reassignment, or cancel it.
+
+        Half of the targets prefer brokers that are not in sync.
+        """
+        if self.rng.random() < 0.2:
+            self.reassign(None)
+            return
+        node_ids = self.rng.sample(list(self.brokers), len(self.brokers))
+        if self.rng.random() < 0.5:
+            node_ids.sort(key=self.state.isr.__contains__)
+        self.reassign(node_ids[: self.rng.choice([2, 2, 3, 3])])
+
+    def _step_continue(self) -> None:
+        self.command(ContinueReassignments())
 
     def _step_crash(self) -> None:
         broker, chance = self._any(), self.rng.random()

@@ -44,6 +44,7 @@ class Broker:
         self.end_before = 0  # the log end when the last process died
         self.truncated_names: set[str] = set()  # segments that this process removed by truncating
         self.is_up = False
+        self.replica_epoch = 0  # of the log on the disk
         self.contents: list[Entry | None] = []
         self.sequences: dict[int, int] = {}
 
@@ -59,8 +60,7 @@ class Broker:
             self.log = Log.recover(self.fs, DIRECTORY, self.config, self.point, may_lack_unsynced=True)
         if self.log.log_end_offset > self.end_before:
             raise ViolationError(f"R4: {self.log} ended at {self.end_before} when its process died")
-        settings = PartitionSettings(min_insync_replicas=MIN_ISR)
-        self.partition = Partition(TP, TOPIC_ID, self.log, broker_id=self.node_id, settings=settings)
+        self._host()
         self.is_up = True
         self.broker_epoch = -1
         self.registration_offset = 0
@@ -68,6 +68,24 @@ class Broker:
         self.waiting: list[Waiting] = []
         self.seen = (-1, -1)
         self.verified: object = None
+
+    def _host(self) -> None:
+        settings = PartitionSettings(min_insync_replicas=MIN_ISR)
+        self.partition = Partition(TP, TOPIC_ID, self.log, broker_id=self.node_id, settings=settings)
+
+    def delete_log(self, replica_epoch: int = 0) -> None:
+        """Replace the log by an empty one, because the replica was removed or added again (R62, R63)."""
+        self.log.close(clean=False)
+        self.fs.remove_tree(DIRECTORY)
+        self.fs.sync_dir("/data")
+        self.log = Log.create(self.fs, DIRECTORY, self.config)
+        self.replica_epoch, self.point = replica_epoch, RecoveryPoint()
+        self.truncated_names.clear()
+        self.contents.clear()
+        self.sequences.clear()
+        self.waiting.clear()
+        self.seen, self.verified = (-1, -1), None
+        self._host()
 
     def segment_names(self) -> set[str]:
         names = self.fs.list_dir(DIRECTORY) if self.fs.exists(DIRECTORY) else ()

@@ -30,9 +30,11 @@ from kafkalite.metadata.decision import ControllerSettings, edit_records
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.election import PartitionEdit
 from kafkalite.metadata.image import ClusterImage, PartitionState
+from kafkalite.metadata.reassignment_commands import ContinueReassignments
 from kafkalite.metadata.records import TOPIC, ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
 from kafkalite.metadata.recovery import ReplaceShortLeaders, ReplicaReports
 from kafkalite.model import LATEST, Acks
+from kafkalite.protocol.messages.admin import AlterPartitionReassignmentsRequest, PartitionReassignment
 from kafkalite.protocol.messages.cluster import (
     AlterPartitionRequest,
     ChangedPartition,
@@ -47,8 +49,10 @@ from kafkalite.protocol.messages.cluster import (
 from kafkalite.records.header import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, check, stored_crc
 from kafkalite.replication.follower import FetchPosition
 from kafkalite.storage.log_config import FSYNC, PAGE_CACHE, LogConfig
+from kafkalite.storage.log_store import is_earlier_replica
 from kafkalite.storage.producer_state import ProducerStates
 from proof import mutants
+from proof.core.near_reader import NearReader, rack_of
 from proof.core.parts import (
     MIN_ISR,
     TOPIC_ID,
@@ -71,8 +75,15 @@ class World:
     """The whole world. ``step`` lets one event happen, chosen by the seed's own weights."""
 
     def __init__(
-        self, seed: int, *, fsync: bool = True, duplicates: float = 0.0, losses: float = 0.0
+        self,
+        seed: int,
+        *,
+        fsync: bool = True,
+        duplicates: float = 0.0,
+        losses: float = 0.0,
+        node_ids: tuple[int, ...] = BROKERS,
     ) -> None:
+        """``node_ids`` has the nodes ``BROKERS``, which have the replicas at first, and may have others."""
         self.rng = random.Random(seed)
         self.fsync = fsync
         self.duplicates, self.losses = duplicates, losses
@@ -88,17 +99,20 @@ class World:
             preallocate_max_bytes=256,
             file_delete_delay_ms=0,
         )
-        self.brokers = {node_id: Broker(node_id, config) for node_id in BROKERS}
+        self.brokers = {node_id: Broker(node_id, config) for node_id in node_ids}
         self.network: list[Message] = []
         self.producers = [Producer(7), Producer(8)]
         self.values = 0
         self.sent: dict[int, tuple[int, int]] = {}  # {value: (sequence, record count)}
         self.acknowledged: dict[int, int] = {}
         self.consumed: list[int | None] = []
+        self.committed_end = 0  # the greatest high watermark of any leader
+        self.near = NearReader(self, self.rng.choice(BROKERS[1:]))
         self.told_end = 0  # the last answer to the question where the partition ends
         self.written: dict[tuple[int, int], Entry] = {}
         self.leaders: dict[int, tuple[int, int]] = {}
         self.images = [ClusterImage()]
+        self.checked: PartitionState | None = None  # the state when the replicas last changed
         self.may_be_short = False  #: whether a leader may lack records: no other one returned in time
         self._begin()
 
@@ -152,7 +166,7 @@ class World:
                 incarnation,
                 f"{broker.node_id:032x}",
                 ["inproc://x"],
-                None,
+                rack_of(broker.node_id),
                 broker.clean_epoch,
                 self.fsync,
                 [],
@@ -212,6 +226,11 @@ class World:
         )
         self.command(CheckpointHighWatermarksRequest(node_id, broker.broker_epoch, [known]))
 
+    def reassign(self, target: list[int] | None) -> None:
+        """Begin to move the partition to the brokers ``target``, or cancel that (R60)."""
+        item = PartitionReassignment(TP.topic, 0, target)
+        self.command(AlterPartitionReassignmentsRequest(1_000, True, [item]))
+
     def move_leader(self, node_id: int) -> None:
         """Let a live member of the ISR lead, as a preferred-leader election does."""
         edit = PartitionEdit(self.state, MIN_ISR)
@@ -230,6 +249,8 @@ class World:
         state = self.images[number].partition(*TP)
         if state is None:
             return
+        if not self._has_replica(broker, state):
+            return
         partition, epoch = broker.partition, broker.partition.leader_epoch
         if state.leader == broker.node_id:
             known = self.images[number].high_watermarks.get((TOPIC_ID, 0), 0)
@@ -244,6 +265,17 @@ class World:
             partition.become_follower(state, known_high_watermark=known)
         if partition.leader_epoch != epoch:
             broker.waiting.clear()
+
+    def _has_replica(self, broker: Broker, state: PartitionState) -> bool:
+        """Delete the log of a removed replica, and that of an earlier one (R62). Return whether the broker
+        has a replica."""
+        epoch, members = state.replica_epoch(broker.node_id), state.isr + state.elr + state.last_known_elr
+        is_new = epoch > 0 and broker.node_id not in members
+        if broker.node_id not in state.replicas:
+            broker.delete_log()
+        elif is_new and is_earlier_replica(broker.replica_epoch, epoch):
+            broker.delete_log(epoch)
+        return broker.node_id in state.replicas
 
     def send(self, kind: str, to: int, *body: Any) -> None:
         self.network.append(Message(kind, to, self.brokers[to].life if to else 0, body))
@@ -490,10 +522,13 @@ class World:
         for broker in up:
             self.look(broker)
             log = broker.log
+            if broker.leads:
+                self.committed_end = max(self.committed_end, broker.partition.high_watermark)
             if not log.synced_end_offset <= log.log_end_offset >= broker.partition.high_watermark:
                 raise ViolationError(f"I8: high watermark beyond the end of {log}")
         if self.may_be_short:
             return
+        self._check_copies(state)
         for broker in up:
             is_candidate = broker.node_id in state.isr or broker.node_id in state.elr
             if is_candidate and broker.broker_epoch == self.image.brokers[broker.node_id].broker_epoch:
@@ -512,6 +547,29 @@ class World:
             ):
                 self._check_consumed(broker)
 
+    def _check_copies(self, state: PartitionState) -> None:
+        """Check I13 when replicas were removed: enough of the others are in sync and, on disks that lose
+        nothing, have what was acknowledged."""
+        before = self.checked
+        if before is not None and state.replicas == before.replicas:
+            return
+        self.checked = state
+        if before is not None and not set(before.original_replicas) <= set(state.replicas):
+            enough = min(MIN_ISR, len(state.replicas))
+            if len(state.isr) < enough:
+                raise ViolationError(
+                    f"I13: {before.original_replicas} were replaced, in sync are {state.isr}"
+                )
+        if not self.fsync:
+            return
+        replicas = [self.brokers[node_id] for node_id in state.replicas]
+        start = max(broker.log.log_start_offset for broker in replicas)
+        for value, offset in self.acknowledged.items():
+            copies = [one for one in replicas if offset < len(one.contents)]
+            count = sum(_value(one.contents[offset]) == value for one in copies)
+            if offset >= start and count < min(MIN_ISR, len(replicas)):
+                raise ViolationError(f"I13: {count} replicas of {state.replicas} have what was acknowledged")
+
     def _check_complete(self, broker: Broker) -> None:
         key = (len(broker.contents), broker.seen, len(self.acknowledged))
         if key == broker.verified:
@@ -524,6 +582,7 @@ class World:
 
     def _check_consumed(self, broker: Broker) -> None:
         start, contents = broker.log.log_start_offset, broker.contents
+        self.near.check(start, lambda at: _value(contents[at]) if at < len(contents) else None)
         if len(contents) < len(self.consumed):
             raise ViolationError("I6: consumed records are gone")
         for offset in range(start, len(self.consumed)):
@@ -568,6 +627,7 @@ class World:
             for broker in self.brokers.values():
                 self.report(broker)
             self.recover(self.now_ms + NEVER_MS)
+            self.command(ContinueReassignments())
             self._publish_all()
             for broker in self.brokers.values():
                 if broker.sync():
@@ -604,13 +664,12 @@ class World:
     def _is_whole(self) -> bool:
         state = self.state
         leader = self.brokers.get(state.leader)
-        if leader is None or not leader.leads or len(state.isr) < len(BROKERS):
+        if leader is None or not leader.leads or len(state.isr) < len(state.replicas) or state.is_reassigning:
             return False
         end = leader.log.log_end_offset
-        start = max(broker.log.log_start_offset for broker in self.brokers.values())
-        are_equal = all(
-            broker.contents[start:] == leader.contents[start:] for broker in self.brokers.values()
-        )
+        replicas = [self.brokers[node_id] for node_id in state.replicas]
+        start = max(broker.log.log_start_offset for broker in replicas)
+        are_equal = all(broker.contents[start:] == leader.contents[start:] for broker in replicas)
         alone = [one for one in self.producers if not one.is_forged]
         gets_through = start > 0 or not any(one.unacknowledged for one in alone)
         return are_equal and leader.partition.high_watermark == end and gets_through

@@ -59,6 +59,20 @@ def _expire_as_final(waiting: Any) -> None:
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
+        "R62-old-log-kept",
+        "a replica that is added again continues the log that it had before its removal",
+        {"kafkalite.storage.log_store:is_earlier_replica": lambda stored_epoch, replica_epoch: False},
+    ),
+    Mutant(
+        "R63-replay-deletes",
+        "a broker that starts deletes a log when it replays an old removal of its replica",
+        {
+            "kafkalite.broker.partitions.partitions:Partitions.is_removed_for_good": (
+                lambda self, local, image: True
+            )
+        },
+    ),
+    Mutant(
         "S22-unreadable",
         "a batch that no reader can unpack is appended",
         {"kafkalite.broker.handlers.produce:check_readable": _nothing},
@@ -80,8 +94,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "S25-uncounted",
-        "a request may name any number of groups",
-        {"kafkalite.broker.handlers.groups:_check_count": _nothing},
+        "a request may name any number of groups, states or users",
+        {"kafkalite.protocol.codec:_check_count": _nothing},
     ),
     Mutant(
         "R30-unknown-is-final",

@@ -110,6 +110,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {f"{_OFFSETS}._check_offset_count": lambda self, group_id, left_count: None},
     ),
     Mutant(
+        "S26-staged-uncounted",
+        "offsets in open transactions do not count",
+        {"kafkalite.groups.offsets:Offsets.stage": lambda *_: None},
+    ),
+    Mutant(
         "R35-member-unchecked",
         "offsets from any sender join a transaction",
         {f"{_OFFSETS}.check_member": _unchecked(TxnOffsetCommitRequest)},

@@ -42,7 +42,38 @@ def _longest(state: PartitionState, ends: Mapping[int, ReplicaEnd]) -> int:
     return max(ends, key=lambda node_id: ends[node_id].log_end_offset)
 
 
+def _has_one_in_sync(self: PartitionEdit, copies: int) -> bool:
+    return any(node_id in self.isr for node_id in self.target)
+
+
+def _has_new_in_sync(self: PartitionEdit, copies: int) -> bool:
+    original = self.before.original_replicas
+    return all(node_id in self.isr for node_id in self.target if node_id not in original)
+
+
+def _does_nothing(_self: PartitionEdit) -> None:
+    pass
+
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "R60-one-is-enough",
+        "a reassignment finishes when one replica of its target is in sync",
+        {f"{_EDIT}.may_finish_reassignment": _has_one_in_sync},
+    ),
+    Mutant(
+        "R60-too-few",
+        "a reassignment finishes with fewer than min.insync.replicas of its target in sync",
+        {f"{_EDIT}.may_finish_reassignment": _has_new_in_sync},
+    ),
+    Mutant(
+        "R61-same-epoch",
+        "a replica is removed without a new leader epoch, so its earlier position counts when it returns",
+        {
+            f"{_EDIT}.renew_epoch_for_removal": _does_nothing,
+            "kafkalite.metadata.delta:removes_in_new_epoch": _returns(True),
+        },
+    ),
     Mutant(
         "R13-no-cas",
         "an ISR change is accepted for an older partition epoch",

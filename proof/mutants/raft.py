@@ -13,6 +13,7 @@ from proof.mutants import Mutant
 _ADAPTER: Final = "kafkalite.raft.adapter:RaftAdapter"
 _JOURNAL: Final = "kafkalite.raft.journal:Journal"
 _NODE: Final = "kafkalite.raft.node:RaftNode"
+_RESTART: Final = "kafkalite.raft.restart:Restart"
 _VOTER: Final = "kafkalite.raft.voter:Voter"
 
 
@@ -53,6 +54,26 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R54-voter-goes-on",
         "a voter whose disk is full continues with the state in its memory",
         {f"{_NODE}._pause": _returns(None)},
+    ),
+    Mutant(
+        "R59-elects-any",
+        "a restarted voter votes for a log that ends before the log of another voter",
+        {f"{_RESTART}.may_elect": _returns(True)},
+    ),
+    Mutant(
+        "R59-promises-at-once",
+        "a restarted voter votes before the other voters have responded",
+        {f"{_RESTART}.may_promise": _returns(True)},
+    ),
+    Mutant(
+        "R59-trusts-copies",
+        "a voter in a copied directory waits for the others no longer than any restarted voter",
+        {"kafkalite.raft.restart:wait_s": lambda patience_s, *, is_copy: patience_s},
+    ),
+    Mutant(
+        "R59-votes-again",
+        "a restarted voter votes in a term that another voter had reached",
+        {f"{_RESTART}.has_responded": _returns(True)},
     ),
     Mutant(
         "RAFT-ack-unsynced",

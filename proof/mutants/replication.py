@@ -22,6 +22,7 @@ from proof.mutants import Mutant
 _FOLLOWER: Final = "kafkalite.replication.follower:PartitionFollower"
 _LEADER: Final = "kafkalite.replication.leader:PartitionLeader"
 _PARTITION: Final = "kafkalite.replication.partition:Partition"
+_CONSUMER: Final = "kafkalite.client.consumer.assigned_partitions:AssignedPartitions"
 
 
 def _accepts_any_response(self: PartitionFollower, leader_epoch: int, asked: FetchPosition | None) -> bool:
@@ -237,6 +238,21 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             f"{_PARTITION}.last_stable_offset": lambda self: self.high_watermark,
             "kafkalite.storage.log:Log.last_stable_offset": lambda self, high_watermark: high_watermark,
         },
+    ),
+    Mutant(
+        "R65-to-log-end",
+        "a follower serves consumers up to its log end",
+        {f"{_FOLLOWER}.readable_end": lambda self: self.log.log_end_offset},
+    ),
+    Mutant(
+        "R66-out-of-sync",
+        "a leader names a follower that is not in sync",
+        {f"{_LEADER}.is_in_sync": lambda self, replica_id: replica_id in self._followers},
+    ),
+    Mutant(
+        "R67-follower-believed",
+        "a consumer resets its position because a follower answers OFFSET_OUT_OF_RANGE",
+        {f"{_CONSUMER}.must_ask_leader": lambda wanted: False},
     ),
     Mutant(
         "R12-behind-high-watermark",

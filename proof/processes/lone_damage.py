@@ -28,12 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kafkalite.broker.coordination.internal_topics import OFFSETS_TOPIC
 from kafkalite.client.admin.admin import Admin
 from kafkalite.client.consumer.consumer import Consumer
 from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import KafkaliteError
-from kafkalite.model import TopicPartition
+from kafkalite.model import OFFSETS_TOPIC, TopicPartition
 from kafkalite.rng import seeded_rng
 from kafkalite.storage import layout
 from kafkalite.storage.disk import RealFileSystem

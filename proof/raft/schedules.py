@@ -4,6 +4,8 @@ Each schedule runs a fixed history on a ``World`` and returns the violation, or 
 mutant to the schedule that finds it.
 """
 
+# Long because each schedule stands beside the others of its rule, and all use the same few helpers.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,9 +15,8 @@ from typing import Any, Final
 from kafkalite.raft.messages import Message
 from kafkalite.raft.node import RESUME_INTERVAL_S
 from kafkalite.rng import seeded_rng
-from proof.disk_trees import disk_with_files, tree_of
 from proof.mutants import without
-from proof.raft.world import DIRECTORY, STILL, World
+from proof.raft.world import STILL, World
 
 Schedule = Callable[[], str | None]
 
@@ -47,6 +48,7 @@ def s1_a_voter_that_restarts_votes_again() -> str | None:
     world.start(1)
     world.unlink(1, 2)
     world.link(1, 3)
+    world.outwait(1, 3)
     world.elect(3)
     world.deliver(3, 1)
     world.deliver(1, 3)
@@ -152,6 +154,7 @@ def s5b_an_old_append_cuts_nothing() -> str | None:
     world.kill(1)
     world.restart(2)
     world.link(2, 3)
+    world.outwait(2, 3)
     world.elect(2)
     world.settle(2, 3)
     return _lost(world, 2)
@@ -230,12 +233,11 @@ def s9_a_vote_counts_once() -> str | None:
 def s11_what_is_committed_is_not_taken_from_memory() -> str | None:
     """All disks lose the same tail, as in a power cut without syncs: a leader must not commit alone."""
     world = _world()
-    before = {i: dict(tree_of(world.disks[i])) for i in world.ids}
+    before = {i: world.copy(i) for i in world.ids}
     world.propose(1, [f"a{n}" for n in range(20)])
     world.settle()
     for i in world.ids:
-        world.kill(i)
-        world.disks[i] = disk_with_files(before[i], [f"/{DIRECTORY}"])
+        world.restore(i, before[i])
     for i in world.ids:
         world.start(i)
     world.link_all()
@@ -495,11 +497,162 @@ def s24_new_voters_elect_no_leader_without_the_log_of_a_node_that_was_alone() ->
     return None if names == [[f"alone{n}" for n in range(10)]] * 3 else f"effects {names}"
 
 
+def _older_copy(world: World) -> None:
+    """Commit ``precious`` on nodes 1 and 2 while node 3 is cut off, then restore an older copy of node 2."""
+    copy = world.copy(2)
+    world.isolate(3)
+    world.propose(1, ["precious"])
+    world.settle(1, 2)
+    assert "precious" in world.acked
+    world.restore(2, copy)
+
+
+def _respond(world: World, source: int, target: int) -> None:
+    """Deliver the response to a restarted voter, and lose the other messages of ``source``."""
+    world.clock[0] += STILL.heartbeat_ms / 1000 + 1  # the voter inquires once per heartbeat interval
+    world.tick(target)
+    world.deliver(target, source)
+    for message in world.pending(source, target):
+        if message["type"] == "eligibility":
+            world.inject(source, target, message)
+    world.forget(source, target)
+
+
+def s25_an_older_copy_elects_no_leader_without_what_it_has_forgotten() -> str | None:
+    world = _world()
+    _older_copy(world)
+    world.start(2)
+    world.link_all()
+    _respond(world, 3, 2)
+    world.elect(3)
+    world.deliver(3, 2)
+    world.deliver(2, 3)
+    if world.up[3].is_leader:
+        return f"node 3 leads without the entry, elected before node 1 responded: {world.up[3].log()}"
+    world.settle()
+    world.elect(1)
+    world.settle()
+    if world.failures:
+        return f"node {world.failures[0][0]} failed: {world.failures[0][1]!r}"
+    if "precious" not in world.names(3) or any(member.abstains for member in world.up.values()):
+        return f"node 3 has {world.names(3)}; {[member.abstains for member in world.up.values()]}"
+    world.isolate(1)
+    world.elect(2)
+    world.settle(2, 3)
+    return None if world.up[2].is_leader else "the restored node, which has caught up, cannot lead"
+
+
+def s25b_an_older_copy_does_not_vote_for_less_than_another_voter_has() -> str | None:
+    world = _world()
+    _older_copy(world)
+    world.start(2)
+    world.link_all()
+    world.unlink(1, 3)
+    _respond(world, 1, 2)
+    _respond(world, 3, 2)
+    if world.up[2].abstains:
+        return "it abstains, though both other voters have responded"
+    for candidate, voter in ((3, 2), (2, 3)):
+        world.elect(candidate)
+        world.deliver(candidate, voter)
+        world.deliver(voter, candidate)
+        if world.up[candidate].is_leader:
+            return f"node {candidate} leads without the entry: {world.up[candidate].log()}"
+    return None
+
+
+def s25c_a_copy_from_before_the_bootstrap_is_no_new_voter() -> str | None:
+    """The directory is the one that the other voters have listed, and it looks as if it had never voted."""
+    world = World(3, seeded_rng(1), replace(STILL, retained_entries=0))
+    copy = world.copy(2)
+    world.found()
+    world.isolate(3)
+    world.propose(1, ["precious"])
+    world.settle(1, 2)
+    world.restore(2, copy)
+    world.start(2)
+    world.link(2, 3)
+    _respond(world, 3, 2)
+    world.elect(3)
+    world.deliver(3, 2)
+    world.deliver(2, 3)
+    return f"node 3 leads without the entry: {world.up[3].log()}" if world.up[3].is_leader else None
+
+
+def s26_an_older_copy_does_not_vote_again_in_a_term() -> str | None:
+    """Node 1 has forgotten its vote for node 2, which receives it after node 1 has started again."""
+    world = _world()
+    copy = world.copy(1)
+    world.unlink(2, 3)
+    world.elect(2)
+    world.deliver(2, 1)
+    (vote,) = [message for message in world.pending(1, 2) if message["type"] == "response_vote"]
+    world.restore(1, copy)
+    world.start(1)
+    world.link(1, 2)
+    world.link(1, 3)
+    _respond(world, 2, 1)
+    _respond(world, 3, 1)
+    world.inject(1, 2, vote)
+    world.elect(3)
+    world.deliver(3, 1)
+    world.deliver(1, 3)
+    return _two_leaders(world) if world.up[2].is_leader else "the vote was not counted"
+
+
+def s27_a_restarted_voter_goes_on_without_a_dead_one() -> str | None:
+    world = _world()
+    world.propose(1, ["a"])
+    world.settle()
+    world.kill(1)
+    for i in (2, 3):
+        world.restart(i)
+    world.settle()
+    if not all(member.abstains for member in world.up.values()):
+        return "they vote before node 1 had time to respond"
+    world.outwait()
+    world.elect(2)
+    world.settle()
+    if not world.up[2].is_leader:
+        return f"they elect no leader: {[member.abstains for member in world.up.values()]}"
+    return _lost(world, 2)
+
+
+def s28_a_copied_directory_waits_for_the_voter_that_has_what_it_forgot() -> str | None:
+    """After a stop of all nodes: only node 1, which starts last, has the entry that the copy of 2 lacks."""
+    world = _world()
+    _older_copy(world)
+    world.kill(1)
+    world.start(2, is_copy=True)
+    world.restart(3)
+    world.link(2, 3)
+    world.outwait()
+    for _ in range(3):
+        world.elect(3)
+        world.settle()
+        if world.up[3].is_leader:
+            return f"node 3 leads without the entry, by the vote of the copy: {world.up[3].log()}"
+    world.restart(1)
+    world.link_all()
+    world.settle()
+    world.elect(1)
+    world.settle()
+    if world.failures:
+        return f"node {world.failures[0][0]} failed: {world.failures[0][1]!r}"
+    if any("precious" not in world.names(i) for i in (2, 3)):
+        return f"node 2 has {world.names(2)}, node 3 {world.names(3)}"
+    return None
+
+
 SCHEDULES: Final[dict[str, Schedule]] = {
     name: value for name, value in list(globals().items()) if name[0] == "s" and name[1].isdigit()
 }
 
 DIRECTED: Final[dict[str, Schedule]] = {
+    "R59-elects-any": s25b_an_older_copy_does_not_vote_for_less_than_another_voter_has,
+    "R59-promises-at-once": s25_an_older_copy_elects_no_leader_without_what_it_has_forgotten,
+    "R59-trusts-copies": s28_a_copied_directory_waits_for_the_voter_that_has_what_it_forgot,
+    "R59-votes-again": s26_an_older_copy_does_not_vote_again_in_a_term,
     "RAFT-ack-unsynced": s22_nothing_is_acknowledged_before_it_is_on_disk,
     "RAFT-alone-unshared": s24_new_voters_elect_no_leader_without_the_log_of_a_node_that_was_alone,
     "RAFT-ack-unstamped": s8_an_acknowledgement_of_another_term_does_not_count,

@@ -20,6 +20,7 @@ from kafkalite.raft.node import Outcome, RaftNode
 from kafkalite.raft.single_quorum import SingleNodeLog
 from kafkalite.rng import Rng, seeded_rng
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import disk_with_files, tree_of
 
 DIRECTORY: Final = "meta"
 #: Timers do not expire for hours, so that schedules control all events.
@@ -101,7 +102,7 @@ class Link:
 class Member:
     """One process: a node, and the state machine behind it, which is called directly (``NodeListener``)."""
 
-    def __init__(self, world: World, node_id: int) -> None:
+    def __init__(self, world: World, node_id: int, *, is_copy: bool = False) -> None:
         self.world = world
         self.node_id = node_id
         self.values: list[tuple[int, str]] = []  #: (offset, value) of the applied entries
@@ -124,6 +125,7 @@ class Member:
             settings=world.settings,
             listener=self,
             post=self._post,
+            is_copy=is_copy,
         )
         self.node.open()
 
@@ -174,8 +176,8 @@ class Member:
 
     @property
     def abstains(self) -> bool:
-        """Whether the node has no vote."""
-        return self.node.voter._eligibility.abstains
+        """Whether the node makes no promise at present."""
+        return self.node.voter.abstains()
 
     @property
     def vote(self) -> int | None:
@@ -285,8 +287,8 @@ class World:
 
     # --- processes and links ---------------------------------------------------------------------------
 
-    def start(self, i: int) -> Member:
-        member = self.up[i] = Member(self, i)
+    def start(self, i: int, *, is_copy: bool = False) -> Member:
+        member = self.up[i] = Member(self, i, is_copy=is_copy)
         return member
 
     def kill(self, i: int) -> None:
@@ -303,6 +305,15 @@ class World:
         """Replace the disk by an empty one."""
         self.kill(i)
         self.disks[i] = MemoryFileSystem(crashable=True)
+
+    def copy(self, i: int) -> dict[str, bytes]:
+        """Return the files of a node, as a backup of a running node has them."""
+        return dict(tree_of(self.disks[i]))
+
+    def restore(self, i: int, copy: dict[str, bytes]) -> None:
+        """Kill the process, and replace its files by those of an earlier ``copy``."""
+        self.kill(i)
+        self.disks[i] = disk_with_files(copy, [f"/{DIRECTORY}"])
 
     def restart(self, i: int) -> Member:
         self.kill(i)
@@ -388,6 +399,11 @@ class World:
     def heartbeat(self, i: int) -> None:
         self.up[i].node.voter.beat_soon()
         self.tick(i)
+
+    def outwait(self, *ids: int) -> None:
+        """Let so much time pass that restarted voters do without a voter that does not respond (R59)."""
+        self.clock[0] += 2 * self.settings.election_timeout_ms / 1000
+        self.settle(*ids)
 
     def settle(self, *ids: int, rounds: int = 12) -> None:
         """Deliver everything between these nodes, with heartbeats of the leaders."""

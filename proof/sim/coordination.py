@@ -98,10 +98,17 @@ class Coordination:
     # --- reports of clients
 
     def on_assigned(self, client: str, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Record that a member owns partitions. No other current member may consider itself their owner."""
+        """Record that a member owns partitions. No other current member may consider itself their owner.
+
+        A member that was expelled after its heartbeat was answered learns that from its next heartbeat only.
+        """
         group_id = consumer.config.group_id
         assert group_id is not None
         member_id = consumer.group_metadata().member_id
+        group = self._group(group_id)
+        if group is not None and member_id not in group.members:
+            self.workload.simulation.probe("assigned-to-expelled")
+            return
         for tp in partitions:
             holder = self._holders.get((group_id, tp))
             if holder is not None and holder.member_id != member_id and self._holds(group_id, holder):

@@ -12,13 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from kafkalite.broker.coordination.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kafkalite.broker.server.responses import Pending, Response, settled
 from kafkalite.client.admin.admin import Admin
 from kafkalite.client.cluster.authentication import Authenticator
 from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import BrokerError, KafkaliteError
-from kafkalite.model import NO_EPOCH, TopicPartition
+from kafkalite.model import NO_EPOCH, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition
 from kafkalite.protocol.messages.cluster import ReplicaFetchPartition, ReplicaFetchRequest
 from kafkalite.protocol.messages.data import (
     FetchPartition,
@@ -32,10 +31,9 @@ from kafkalite.protocol.messages.groups import OffsetFetchRequest
 from kafkalite.records.builder import build_batch
 from kafkalite.testing.sim.simulation import Violation
 from kafkalite.testing.wire import WireClient
-from proof.sim import damage
-from proof.sim.compacted_logs import read_batches
+from proof.sim import damage, reassignments
 from proof.sim.nodes import CLUSTER_ID, CLUSTER_SECRET, SimNode
-from proof.sim.stage import Stage, play
+from proof.sim.stage import Stage, play, values_of
 from proof.sim.workload import CLIENT_SETTINGS
 
 KEY: Final = TopicPartition("t", 0)
@@ -286,10 +284,10 @@ async def forgets_unheard(stage: Stage) -> str | None:
     """Schedule: a replica is absent when a key is deleted, for longer than the others keep the tombstone."""
     stage.observer.compacted_topics = (KEY.topic,)
     await stage.open(KEY.topic, configs=_COMPACTED)
-    await stage.on("writer", _write(stage, b"deleted", b"old"))
+    await stage.on("writer", stage.write_segment(KEY, b"deleted", b"old"))
     away = stage.others(stage.led(KEY.topic))[0]
     away.kill()
-    await stage.on("writer", _write(stage, b"deleted", None))
+    await stage.on("writer", stage.write_segment(KEY, b"deleted", None))
     await _pass_time(stage)
     await stage.whole()
     for node in stage.nodes:
@@ -297,7 +295,7 @@ async def forgets_unheard(stage: Stage) -> str | None:
             return f"R41: a key that was deleted is back on node {node.node_id}, which may lead"
     await _pass_time(stage)
     for node in stage.nodes:
-        assert not _values(node, b"deleted"), f"node {node.node_id} keeps a tombstone that all have seen"
+        assert values_of(node, KEY, b"deleted") == [], f"node {node.node_id} keeps a tombstone that all saw"
     return None
 
 
@@ -305,29 +303,13 @@ async def _pass_time(stage: Stage) -> None:
     """Wait and write until compaction has removed an old tombstone."""
     for number in range(4):
         await asyncio.sleep(1.1 * _RETENTION_MS / 1000)
-        await stage.on("writer", _write(stage, b"other", b"%d" % number))
-
-
-async def _write(stage: Stage, key: bytes, value: bytes | None) -> None:
-    """Write the record, and enough records after it to close its segment."""
-    clock, rng = stage.simulation.host("writer").clock, stage.simulation.rng("writer")
-    async with Producer(stage.bootstrap, clock=clock, rng=rng, **CLIENT_SETTINGS) as producer:
-        await producer.send(KEY.topic, value, key=key, partition=0)
-        for number in range(5):
-            await producer.send(KEY.topic, bytes(1_000), key=b"%d" % number, partition=0)
-
-
-def _values(node: SimNode, key: bytes) -> list[bytes | None]:
-    """Return all values of the key in that replica's log."""
-    assert node.live is not None
-    (hosted,) = (one for one in node.live.partitions if one.key == KEY)
-    batches = read_batches(hosted.partition.log, hosted.log_start_offset, hosted.log_end_offset)
-    records = (record for batch in batches if not batch.header.is_control for record in batch)
-    return [record.value for record in records if record.key == key]
+        await stage.on("writer", stage.write_segment(KEY, b"other", b"%d" % number))
 
 
 def _last_value(node: SimNode, key: bytes) -> bytes | None:
-    return next(reversed(_values(node, key)), None)
+    values = values_of(node, KEY, key)
+    assert values is not None, f"node {node.node_id} has no replica"
+    return next(reversed(values), None)
 
 
 # --- sessions (R23) ----------------------------------------------------------------------------------------
@@ -447,7 +429,7 @@ async def _fetch_with_longer_log(stage: Stage, node: SimNode, leader: SimNode) -
             if one.diverging_epoch == NO_EPOCH:
                 told = max(told, one.high_watermark)
         request = request._replace(session_id=response.session_id, partitions=[])
-        await stage.on("writer", _write(stage, b"key", b"more"))
+        await stage.on("writer", stage.write_segment(KEY, b"key", b"more"))
     connection.close()
     return told
 
@@ -455,11 +437,11 @@ async def _fetch_with_longer_log(stage: Stage, node: SimNode, leader: SimNode) -
 async def told_diverged(stage: Stage) -> str | None:
     """Schedule: a former leader returns with records of its epoch that the new leader does not have."""
     await stage.open(KEY.topic)
-    await stage.on("writer", _write(stage, b"key", b"first"))
+    await stage.on("writer", stage.write_segment(KEY, b"key", b"first"))
     old = stage.led(KEY.topic)
     old.kill()
     new = await stage.succeeded(old, KEY.topic)
-    await stage.on("writer", _write(stage, b"key", b"second"))
+    await stage.on("writer", stage.write_segment(KEY, b"key", b"second"))
     told = await stage.on("former", _fetch_with_longer_log(stage, old, new))
     if told >= 0:
         return f"R10: a follower whose log diverges was sent the high watermark {told}"
@@ -467,19 +449,25 @@ async def told_diverged(stage: Stage) -> str | None:
     return None
 
 
-DIRECTED: Final[dict[str, Callable[[], str | None]]] = damage.DIRECTED | {
-    "R10-told-diverged": partial(play, told_diverged),
-    "R23-endless-session": partial(play, endless_session),
-    "R23-from-receipt": partial(play, session_from_receipt),
-    "R23-isolated-serves": partial(play, isolated_serves),
-    "R23-unconfirmed": partial(
-        play, unconfirmed_controller, settings={"controller_quorum_fetch_timeout_ms": 5_000}
-    ),
-    "R31-unverified": partial(play, unverified),
-    "R32-answer-early": partial(play, answer_early),
-    "R33-marker-uncommitted": partial(play, marker_uncommitted, settings={"replica_lag_time_max_ms": 30_000}),
-    "R36-answer-uncommitted": partial(play, answer_uncommitted),
-    "R36-keep-serving": partial(play, keep_serving),
-    "R36-serve-unloaded": partial(play, serve_unloaded),
-    "R41-forgets-unheard": partial(play, forgets_unheard, settings={"log_cleaner_backoff_ms": 1_000}),
-}
+DIRECTED: Final[dict[str, Callable[[], str | None]]] = (
+    damage.DIRECTED
+    | reassignments.DIRECTED
+    | {
+        "R10-told-diverged": partial(play, told_diverged),
+        "R23-endless-session": partial(play, endless_session),
+        "R23-from-receipt": partial(play, session_from_receipt),
+        "R23-isolated-serves": partial(play, isolated_serves),
+        "R23-unconfirmed": partial(
+            play, unconfirmed_controller, settings={"controller_quorum_fetch_timeout_ms": 5_000}
+        ),
+        "R31-unverified": partial(play, unverified),
+        "R32-answer-early": partial(play, answer_early),
+        "R33-marker-uncommitted": partial(
+            play, marker_uncommitted, settings={"replica_lag_time_max_ms": 30_000}
+        ),
+        "R36-answer-uncommitted": partial(play, answer_uncommitted),
+        "R36-keep-serving": partial(play, keep_serving),
+        "R36-serve-unloaded": partial(play, serve_unloaded),
+        "R41-forgets-unheard": partial(play, forgets_unheard, settings={"log_cleaner_backoff_ms": 1_000}),
+    }
+)

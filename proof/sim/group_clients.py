@@ -108,6 +108,7 @@ class GroupReader(_CoordinatedClient):
             listener=listener,
             rng=self.simulation.rng(client),
             **CONSUMER_SETTINGS,
+            **workload.rack_settings(rng),
         )
         async with consumer:
             while not self.is_over:
@@ -351,6 +352,7 @@ class CommittedReader(_CoordinatedClient):
             auto_offset_reset="none",
             rng=self.simulation.rng(client),
             **CLIENT_SETTINGS,
+            **self.workload.rack_settings(rng),
         ) as consumer:
             consumer.assign(keys)
             for key in keys:

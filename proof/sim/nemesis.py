@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from kafkalite.errors import StorageError, StorageExhaustedError, TooManyOpenFilesError
+from kafkalite.raft.raft_quorum import RaftQuorum
 from kafkalite.storage.filesystem import File
 from kafkalite.testing.sim.loop import current_process
 from kafkalite.testing.sim.simulation import Simulation, Violation
@@ -26,6 +27,8 @@ from proof.sim.workload import Client, Workload
 MAX_CONCURRENT: Final = 3
 MOMENT_S: Final = 0.5
 STOP_PATIENCE_S: Final = 15.0
+#: How long a voter with an older copy waits for the end of other faults, and how long they wait for it.
+CATCH_UP_S: Final = 5.0
 MAX_CLOCK_ERROR_MS: Final = 1_000_000
 
 
@@ -52,6 +55,7 @@ class Nemesis:
         self._atlas = Atlas()
         self._power_losses = 0
         self._disk_losses = 0
+        self._restored: SimNode | None = None  #: a voter with an older copy, while it catches up
 
     async def run(self, duration_s: float) -> None:
         """Cause faults for ``duration_s``."""
@@ -60,7 +64,8 @@ class Nemesis:
         names = [name for name, weight in plan.faults.items() for _ in range(weight)]
         while loop.time() < end_s and not self.simulation.violations:
             await asyncio.sleep(min(plan.mean_gap_s * 2 * rng.random(), max(end_s - loop.time(), 0.01)))
-            if names and len(self._tasks) < MAX_CONCURRENT and loop.time() < end_s:
+            has_room = self._restored is None and len(self._tasks) < MAX_CONCURRENT
+            if names and has_room and loop.time() < end_s:
                 self._begin(names[rng.randrange(len(names))])
 
     def _begin(self, name: str) -> None:
@@ -368,7 +373,28 @@ class Nemesis:
         node.kill()
         older_copy(copy, node)
         await asyncio.sleep(self._duration_s() * 0.5)
-        self._start_again(node)
+        # A voter that has forgotten promises is the one fault that a quorum of three bears (R59).
+        self._restored = node
+        try:
+            await self._wait(lambda: len(self._tasks) == 1 or node.state != "down")
+            self._start_again(node)
+            await self._wait(lambda: self._has_caught_up(node))
+        finally:
+            self._restored = None
+
+    async def _wait(self, is_true: Callable[[], bool]) -> None:
+        for _ in range(int(CATCH_UP_S / 0.05)):
+            if is_true():
+                return
+            await asyncio.sleep(0.05)
+
+    @staticmethod
+    def _has_caught_up(node: SimNode) -> bool:
+        """Whether a node that was started is no voter, or a voter that relies on its own log again."""
+        if not node.is_running or node.broker is None:
+            return node.state == "down"
+        quorum = node.broker._quorum
+        return not isinstance(quorum, RaftQuorum) or quorum.node.voter._restart.is_over
 
     async def _no_descriptors(self) -> None:
         """Let a node open no file for a while. The observer can still open the node's files."""

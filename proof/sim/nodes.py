@@ -151,6 +151,10 @@ class SimNode:
         self.start_count += 1  # so that later calls of its last run are ignored
 
 
+def rack_of(node_id: int) -> str:
+    return f"rack-{node_id}"
+
+
 def make_nodes(
     simulation: Simulation, count: int, settings: Mapping[str, Any], *, controllers: int = 0
 ) -> list[SimNode]:
@@ -158,7 +162,10 @@ def make_nodes(
 
     One broker without separate controllers is a single-node cluster and needs no quorum.
     """
-    brokers = [SimNode(simulation, node_id, settings) for node_id in range(1, count + 1)]
+    brokers = [
+        SimNode(simulation, node_id, {"broker_rack": rack_of(node_id), **settings})
+        for node_id in range(1, count + 1)
+    ]
     if count == 1 and not controllers:
         return brokers
     others = [

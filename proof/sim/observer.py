@@ -120,9 +120,9 @@ class Observer:
                 self._check_session(node, broker)
 
     def _check_session(self, node: SimNode, broker: Broker) -> None:
-        """Check I12. A broker that shuts down has transferred its leaderships before."""
+        """Check I12."""
         known, state = self._image.brokers.get(node.node_id), broker._node
-        if known is None or known.broker_epoch != state.broker_epoch or known.is_shutting_down:
+        if known is None or known.broker_epoch != state.broker_epoch:
             return
         if known.is_fenced and node.host.clock.monotonic_ms() < state.session_end_ms:
             raise Violation("I12", f"node {node.node_id} is fenced, and serves clients")
@@ -395,6 +395,8 @@ class Observer:
         for key, state in _states(image):
             if set(state.isr) != set(state.replicas) or state.leader < 0:
                 return f"{key[0]}-{key[1]} is not fully in sync: {state}"
+            if state.is_reassigning:
+                return f"{key[0]}-{key[1]} is being reassigned: {state}"
             ends: dict[int, tuple[int, int]] = {}
             for node_id in state.replicas:
                 replica = self.node_of(node_id)

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kafkalite.broker.replication.near_reads import RACK_AWARE_SELECTOR
 from kafkalite.rng import Rng, seeded_rng
 from proof.sim.atlas import RARE
+from proof.sim.nodes import rack_of
 from proof.sim.workload import Load
 
 #: {name of a method of Nemesis: (weight, whether a single broker can have the fault)}
@@ -78,6 +80,7 @@ class Plan:
             "administrator": self.admin_pause_s > 0,
             "coordination": bool(self.load.group_readers + self.load.committed_readers),
             "compacts": self.compacts,
+            "near": bool(self.load.racks),
         }
         return [*self.faults, *(name for name, is_there in others.items() if is_there)]
 
@@ -87,7 +90,7 @@ class Plan:
             f"brokers={self.brokers}{f'+{self.controllers}' if self.controllers else ''}"
             f" partitions={self.partitions} rf={self.replication_factor}"
             f" min={self.min_insync_replicas} {self.durability}"
-            f"{' compacts' if self.compacts else ''} faults={faults}"
+            f"{' compacts' if self.compacts else ''}{' near' if self.load.racks else ''} faults={faults}"
         )
 
 
@@ -124,6 +127,9 @@ def draw(
     rare = [name for name in RARE if apart.random() < min(RARE_PROBABILITY * boosts.get(name, 1.0), 0.95)]
     damages = rare if brokers > 1 else []
     plan.faults |= dict.fromkeys(damages, 3)
+    if brokers > 1 and apart.random() < min(0.5 * boosts.get("near", 1.0), 0.95):
+        plan.broker_settings["replica_selector_class"] = RACK_AWARE_SELECTOR
+        plan.load.racks = tuple(map(rack_of, range(1, brokers + 1)))
     if page_cache:
         # Acknowledged records are in the memory of min.insync.replicas brokers, so fewer brokers may lose
         # power.

@@ -32,7 +32,7 @@ EXIT_CODES: Final = {"crash": 127, "liveness": 128, "safety": 129}
 EXIT_NO_PROBE: Final = 130
 REGRESSION_SEEDS: Final = Path(__file__).with_name("regression_seeds.txt")
 STORY_LINES: Final = 120
-SEEDS_PER_PROCESS: Final = 50
+SEEDS_PER_PROCESS: Final = 50  #: a process keeps about 10 MB of every seed, so more than these make it slow
 CLUSTER: Final = "cluster"  #: the world of this package; the others are in proof.worlds
 SMALL_CHUNK: Final = 20  #: the number of seeds of a small world that one task runs
 
@@ -46,6 +46,7 @@ PROBES: Final[tuple[str, ...]] = (
     "fenced",
     "kill",
     "power-loss",
+    "near-read",
 )
 #: From this many seeds on, a probe that never fired is a failure.
 PROBES_FROM_SEEDS: Final = 40
@@ -206,8 +207,9 @@ def run_many(
     """Yield outcomes as they complete. No seed starts after ``budget_s``. ``steering`` learns from each."""
     steering = steering or Steering()
     end_s = None if budget_s is None else time.monotonic() + budget_s
-    todo = iter(seeds)
-    if jobs <= 1:
+    chosen = list(seeds)
+    todo = iter(chosen)
+    if jobs <= 1 and len(chosen) <= SEEDS_PER_PROCESS:
         for seed in todo:
             if end_s is not None and time.monotonic() > end_s:
                 return

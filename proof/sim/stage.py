@@ -8,8 +8,10 @@ from typing import Any, Final, TypeVar
 
 from kafkalite.client.admin.admin import Admin
 from kafkalite.client.consumer.consumer import Consumer
+from kafkalite.client.producer.producer import Producer
 from kafkalite.model import TopicPartition
 from kafkalite.testing.sim.simulation import Simulation, Violation
+from proof.sim.compacted_logs import read_batches
 from proof.sim.nodes import SimNode, make_nodes
 from proof.sim.observer import Observer
 from proof.sim.workload import CLIENT_SETTINGS
@@ -53,6 +55,14 @@ class Stage:
         settings = {"min.insync.replicas": "2", "durability": "fsync"} | dict(configs or {})
         await self.on("admin", self._create(topic, partitions, replication_factor, settings))
         await self.until(lambda: self.observer.unconverged() is None)
+
+    async def write_segment(self, tp: TopicPartition, key: bytes, value: bytes | None) -> None:
+        """Write the record as the host ``writer``, and enough records after it to close its segment."""
+        clock, rng = self.simulation.host("writer").clock, self.simulation.rng("writer")
+        async with Producer(self.bootstrap, clock=clock, rng=rng, **CLIENT_SETTINGS) as producer:
+            await producer.send(tp.topic, value, key=key, partition=tp.partition)
+            for number in range(5):
+                await producer.send(tp.topic, bytes(1_000), key=b"%d" % number, partition=tp.partition)
 
     async def _create(self, *arguments: Any) -> None:
         *shape, configs = arguments
@@ -191,3 +201,13 @@ def play(
         if simulation.violations:
             raise simulation.violations[0]
     return found
+
+
+def values_of(node: SimNode, tp: TopicPartition, key: bytes) -> list[bytes | None] | None:
+    """Return all values of the key in that node's log, or None if it has no log of the partition."""
+    for hosted in node.live.partitions if node.live is not None else ():
+        if hosted.key == tp:
+            batches = read_batches(hosted.partition.log, hosted.log_start_offset, hosted.log_end_offset)
+            records = (record for batch in batches if not batch.header.is_control for record in batch)
+            return [record.value for record in records if record.key == key]
+    return None

@@ -16,6 +16,7 @@ from kafkalite.client.producer.delivery import Delivery
 from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import BrokerError, BufferFullError, KafkaliteError, NoOffsetError, RecordTooLargeError
 from kafkalite.model import LATEST, Record, TopicPartition
+from kafkalite.rng import Rng
 from kafkalite.testing.sim.host import Host
 from kafkalite.testing.sim.simulation import Simulation, Violation
 from proof.histories.history import History, Poll, Send
@@ -56,6 +57,7 @@ class Load:
     committed_readers: int = 0  #: read_committed readers of the output of all these
     producer_settings: dict[str, Any] = field(default_factory=dict)
     consumer_settings: dict[str, Any] = field(default_factory=dict)
+    racks: tuple[str, ...] = ()  #: of the brokers, one of which each consumer is in (KIP-392); empty: none
 
 
 class Client:
@@ -151,6 +153,7 @@ class ConsumerClient(Client):
     async def run(self, client: str) -> None:
         workload, rng = self.workload, self.rng
         settings = CLIENT_SETTINGS | {"auto_offset_reset": "none"} | workload.load.consumer_settings
+        settings |= workload.rack_settings(rng)
         async with Consumer(
             bootstrap_servers=workload.bootstrap, rng=self.simulation.rng(client), **settings
         ) as consumer:
@@ -162,6 +165,8 @@ class ConsumerClient(Client):
             while not self.is_over:
                 records = await consumer.get_many(timeout_ms=500)
                 self._note(f"{client}-{session}", records)
+                if records and consumer._fetcher.assigned.near_nodes():
+                    self.simulation.probe("near-read")
                 if rng.random() < 0.02:
                     session += 1
                     for key in workload.keys:
@@ -233,8 +238,23 @@ class AdministratorClient(Client):
             minimum = str(1 + rng.randrange(2))
             await admin.alter_configs("topic", self.workload.keys[0].topic, {"min.insync.replicas": minimum})
             simulation.probe("min-isr-changed")
+        elif choice == 7 and self._replication_factor > 1 and not self.workload.load.changes_min_isr:
+            await self._reassign(admin)
         else:
             await admin.list_topics()
+
+    async def _reassign(self, admin: Admin) -> None:
+        """Give a partition two or three other replicas, or cancel that. A replica that was removed returns
+        later (R61, R62)."""
+        rng = self.rng
+        key = self.workload.keys[rng.randrange(len(self.workload.keys))]
+        target = [1, 2, 3]
+        rng.shuffle(target)
+        count = rng.randrange(4)
+        await admin.alter_partition_reassignments(
+            {key: target[: max(count, 2)] if count else None}, allow_replication_factor_change=True
+        )
+        self.simulation.probe("reassigned")
 
 
 class Workload:
@@ -258,6 +278,11 @@ class Workload:
     @property
     def clients(self) -> list[Client]:
         return [*self.producers, *self.consumers, *self.others]
+
+    def rack_settings(self, rng: Rng) -> dict[str, Any]:
+        """Return the setting that puts a consumer into the rack of a broker, if the brokers have racks."""
+        racks = self.load.racks
+        return {"client_rack": racks[rng.randrange(len(racks))]} if racks else {}
 
     def add_administrator(self, pause_s: float, replication_factor: int) -> None:
         self.others.append(AdministratorClient(self, "a1", pause_s, replication_factor))

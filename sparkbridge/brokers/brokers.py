@@ -1,8 +1,8 @@
 """The brokers of one cluster for a blocking client: connections, leaders, and retries.
 
-There is one connection per address, opened on first use. Retriable errors (a leader that moved, a broken
-connection, an unreachable broker) are retried with growing pauses and fresh metadata, as planned by
-``kafkalite.client.cluster.call_plan``, until request.timeout.ms has passed. Other errors are raised at once.
+There is one connection per address, opened on first use; ``dial`` opens additional ones. ``until_answered``
+retries retriable errors (a leader that moved, a broken connection, an unreachable broker) with growing pauses
+until request.timeout.ms has passed. ``kafkalite.client.cluster.call_plan`` plans its steps.
 """
 
 # Tests: tests/sparkbridge/test_failover.py
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafkalite.client.cluster.call_plan import (
+    FINAL,
     CallPlan,
     CallRules,
     Dial,
@@ -26,7 +27,9 @@ from kafkalite.client.cluster.call_plan import (
 )
 from kafkalite.client.cluster.retry import Backoff, is_retriable
 from kafkalite.client.cluster.routing import NO_NODE, MetadataCache
+from kafkalite.client.config import admin_config
 from kafkalite.errors import (
+    AuthenticationError,
     ConnectionFailedError,
     KafkaliteError,
     LeaderNotAvailableError,
@@ -39,6 +42,9 @@ from kafkalite.protocol.messages.metadata import MetadataRequest
 from kafkalite.rng import system_rng
 from sparkbridge.brokers.connection import BrokerConnection, Reply
 from sparkbridge.options import ClientOptions
+
+if TYPE_CHECKING:
+    from kafkalite.client.cluster.security import ConnectionSecurity
 
 T = TypeVar("T")
 
@@ -62,13 +68,6 @@ _PATIENT_FAILURES: Final = 3
 MISSING_TOPIC_GRACE_MS: Final = 1_000
 
 
-def _judge(error: KafkaliteError) -> Verdict:
-    """Return the verdict of ``judge_broker_error``, with a time limit for retries of a missing topic."""
-    if isinstance(error, UnknownTopicOrPartitionError):
-        return Verdict(must_locate=True, limit_ms=MISSING_TOPIC_GRACE_MS)
-    return judge_broker_error(error)
-
-
 def _now_ms() -> int:
     return int(time.monotonic() * 1000)
 
@@ -87,14 +86,21 @@ class Brokers:
             int(settings.get("retry.backoff.ms", RETRY_BACKOFF_MS)),
             int(settings.get("retry.backoff.max.ms", RETRY_BACKOFF_MAX_MS)),
         )
-        self._rules = CallRules(_judge, backoff, has_free_retry=True)
+        self._rules = CallRules(self._judge, backoff, has_free_retry=True)
         connect_ms = int(settings.get("socket.connection.setup.timeout.ms", CONNECT_TIMEOUT_MS))
         self._connect_timeout_s = connect_ms / 1000
+        self._security: ConnectionSecurity | None = None
+        if options.security:
+            from kafkalite.client.cluster.security import ConnectionSecurity  # ssl, which others do not need
+
+            config = admin_config({"bootstrap.servers": self._bootstrap, **options.security})
+            self._security = ConnectionSecurity(config)
         level = (
             IsolationLevel.READ_COMMITTED if options.is_read_committed else IsolationLevel.READ_UNCOMMITTED
         )
         self.isolation_level = int(level)
-        self._errors: dict[str, str] = {}  #: the last error of each broker in the current call, by address
+        #: The last error of each broker in the current call, by address; see ``record_failure``.
+        self._errors: dict[str, KafkaliteError] = {}
         self._failures = 0  #: the number of failures in the current call
         self._turn = 0  #: rotates the order in which ``ask_any`` tries the brokers; grows with each failure
         self._last_responder = ""  #: the last broker that responded to a request that any broker can serve
@@ -115,8 +121,20 @@ class Brokers:
 
     # --- trying again --------------------------------------------------------------------------
 
+    def _judge(self, error: KafkaliteError) -> Verdict:
+        """Return the verdict of ``judge_broker_error``, with two exceptions.
+
+        A missing topic is retried only for MISSING_TOPIC_GRACE_MS. An AuthenticationError is final until a
+        broker has sent metadata.
+        """
+        if isinstance(error, UnknownTopicOrPartitionError):
+            return Verdict(must_locate=True, limit_ms=MISSING_TOPIC_GRACE_MS)
+        if isinstance(error, AuthenticationError) and not self.metadata.addresses:
+            return FINAL
+        return judge_broker_error(error)
+
     def deadline_s(self, extra_ms: int = 0) -> float:
-        """Return the deadline of a call that begins now: in request.timeout.ms plus ``extra_ms``."""
+        """Return the monotonic time, in seconds, that is request.timeout.ms plus ``extra_ms`` from now."""
         return time.monotonic() + (self.options.request_timeout_ms + extra_ms) / 1000
 
     def until_answered(
@@ -124,10 +142,13 @@ class Brokers:
     ) -> T:
         """Call ``attempt(deadline_s)`` until it succeeds, and return its result.
 
-        ``attempt`` sends requests to the leaders of ``tps``, so their metadata is refreshed between attempts.
-        The deadline is request.timeout.ms plus ``extra_ms`` from now. ``what`` names the call in errors.
+        The deadline is request.timeout.ms plus ``extra_ms`` from now. Each retry is preceded by a refresh of
+        the metadata of ``tps``, except the first retry after an error that metadata cannot explain. ``what``
+        names the call in errors.
+
         Raises permanent errors at once. At the deadline, raises ConnectionFailedError or RequestTimeoutError
-        with the failure of each broker.
+        with the last error of each broker that failed. If a topic or partition stays missing, raises
+        UnknownTopicOrPartitionError after MISSING_TOPIC_GRACE_MS, or at once in a cluster of one broker.
         """
         started_s = time.monotonic()
         deadline_s = self.deadline_s(extra_ms)
@@ -167,7 +188,7 @@ class Brokers:
     def _refresh_after(
         self, error: KafkaliteError, tps: Collection[TopicPartition], deadline_s: float
     ) -> None:
-        """Refresh the metadata of ``tps`` after ``error``. Raises an error if no retry can succeed."""
+        """Refresh the metadata of ``tps`` after ``error``. Raises an error if a retry would be useless."""
         topics = {tp.topic for tp in tps}
         try:
             self.refresh(topics, deadline_s)
@@ -189,8 +210,11 @@ class Brokers:
         if isinstance(error, UnknownTopicOrPartitionError):
             return error
         after_ms = int((time.monotonic() - started_s) * 1000)
-        tried = "; ".join(f"{address}: {why}" for address, why in self._errors.items())
+        tried = "; ".join(f"{address}: {why.message}" for address, why in self._errors.items())
         message = f"{what} failed for {after_ms} ms: {tried or error.message}"
+        for refusal in self._errors.values():
+            if isinstance(refusal, AuthenticationError):
+                return type(refusal)(message, hint=refusal.hint)
         if isinstance(error, ConnectionFailedError):
             return ConnectionFailedError(
                 message, hint="is a broker running there? Check kafka.bootstrap.servers and any firewall"
@@ -209,13 +233,17 @@ class Brokers:
         return min(deadline_s, time.monotonic() + patience_s)
 
     def record_failure(self, address: str, error: KafkaliteError) -> None:
-        """Record the failure of a broker for the error message of a call that times out."""
-        self._errors[address] = error.message
+        """Record the failure of a broker for the error message of a call that times out.
+
+        A later error does not replace an AuthenticationError: it may be a mere timeout at the deadline.
+        """
+        if not isinstance(self._errors.get(address), AuthenticationError):
+            self._errors[address] = error
 
     # --- connections ---------------------------------------------------------------------------
 
     def connection(self, address: str, deadline_s: float) -> BrokerConnection:
-        """Return the open connection to ``address``, or a new one. Raises ConnectionFailedError."""
+        """Return the open connection to ``address``, or a new one. Raises the same errors as ``dial``."""
         connection = self._connections.get(address)
         if connection is not None:
             if connection.is_open and not connection.is_stale:
@@ -227,10 +255,15 @@ class Brokers:
         return connection
 
     def dial(self, address: str, deadline_s: float) -> BrokerConnection:
-        """Return a new connection, which the caller must close. Raises ConnectionFailedError."""
+        """Return a new connection, which the caller must close.
+
+        Raises the errors of ``BrokerConnection.open``.
+        """
         deadline_s = min(deadline_s, time.monotonic() + self._connect_timeout_s)
         try:
-            return BrokerConnection.open(address, client_id=self.options.client_id, deadline_s=deadline_s)
+            return BrokerConnection.open(
+                address, client_id=self.options.client_id, deadline_s=deadline_s, security=self._security
+            )
         except KafkaliteError as error:
             self.record_failure(address, error)
             raise
@@ -247,10 +280,10 @@ class Brokers:
         return list(dict.fromkeys((*self.metadata.addresses.values(), *self._bootstrap)))
 
     def ask_any(self, message: Any, deadline_s: float, *, excluding: Collection[str] = ()) -> Reply:
-        """Send the request to one broker after another and return the first response.
+        """Send the request to one broker after another until one succeeds, and return its response.
 
-        Tries idle connections first, and skips the addresses in ``excluding``. Raises permanent errors at
-        once. If no broker responds in time, raises the last error.
+        Skips the addresses in ``excluding``. Raises permanent errors at once. If every broker fails, raises
+        the last error. If there is no broker to ask, raises ConnectionFailedError.
         """
         addresses = [address for address in self._addresses() if address not in excluding]
         if not addresses:
@@ -268,7 +301,7 @@ class Brokers:
             except KafkaliteError as error:
                 self.record_failure(address, error)
                 last = error
-                if not is_retriable(error):
+                if self._judge(error).is_final:
                     raise
             else:
                 self._last_responder = address
@@ -277,7 +310,7 @@ class Brokers:
         raise last
 
     def _distance(self, address: str) -> int:
-        """Return a sort key: 0 for an idle connection, 1 for no connection, 2 if requests are in flight."""
+        """Return a sort key: 0 for an idle connection, 1 for no open one, 2 if requests are in flight."""
         connection = self._connections.get(address)
         if connection is None or not connection.is_open:
             return 1
@@ -294,7 +327,7 @@ class Brokers:
         self.metadata.update(reply.message, complete=topics is None)
 
     def avoid_last_responder(self) -> None:
-        """For the next requests that any broker can serve, prefer brokers other than the last responder."""
+        """Let ``ask_any`` try the last responder last. Start over when this applies to every broker."""
         self._avoided.add(self._last_responder)
         if self._avoided.issuperset(self._addresses()):
             self._avoided.clear()
@@ -303,7 +336,8 @@ class Brokers:
     def leader(self, tp: TopicPartition, deadline_s: float) -> tuple[str, int]:
         """Return (the leader's address, leader epoch) of ``tp``, from the cache if possible.
 
-        Raises UnknownTopicOrPartitionError, LeaderNotAvailableError, and the errors of ``refresh``.
+        Raises UnknownTopicOrPartitionError, LeaderNotAvailableError, the BrokerError of a topic that cannot
+        be used, and the errors of ``refresh``.
         """
         if not self.metadata.knows(tp):
             self.refresh([tp.topic], deadline_s)
@@ -337,10 +371,11 @@ class Brokers:
         *,
         extra_ms: int = 0,
     ) -> Reply:
-        """Return the leader's response about ``tp``, which the leader may hold for up to ``extra_ms``.
+        """Wait for the leader's response about ``tp`` and return ``reply``.
 
-        Raises the same errors as ``BrokerConnection.receive``: RequestTimeoutError also if there is no
-        response yet and other brokers report a new leader.
+        The leader may hold the response for up to ``extra_ms``. Raises the same errors as
+        ``BrokerConnection.receive``. Raises RequestTimeoutError at ``deadline_s``, or earlier if another
+        broker reports a new leader while there is no response.
         """
         patience_s = PATIENCE_S + extra_ms / 1000
         while not connection.wait(reply, min(deadline_s, time.monotonic() + patience_s)):
@@ -366,13 +401,14 @@ class Brokers:
         entries_of: Callable[[TopicPartition, int], list[Any]],
         request_of: Callable[[list[Any]], Any],
     ) -> dict[TopicPartition, list[Any]]:
-        """Send one request to each leader in parallel, and retry until every partition has a response.
+        """Send requests to the leaders in parallel. Retry the partitions whose response has an error.
 
         ``entries_of(partition, leader epoch)`` returns the request entries of a partition, and ``request_of``
-        makes a request from entries. If a partition has several entries, the leader gets several requests in
-        parallel, because a request names each partition once (S23). A response must have ``partitions``, each
-        with topic, partition and error code. Returns these response entries by partition, in the order of the
-        request entries. ``what`` names the call in errors. Raises the same errors as ``until_answered``.
+        makes a request from entries. If a partition has several entries, its leader gets several requests,
+        because a request names each partition once (S23). A response must have ``partitions``, a list of
+        entries with topic, partition and error code. Returns the response entries of each partition, in the
+        order of its request entries. ``what`` names the call in errors. Raises the same errors as
+        ``until_answered``.
         """
         found: dict[TopicPartition, list[Any]] = {}
         wanted = list(dict.fromkeys(wanted))
@@ -398,7 +434,8 @@ class Brokers:
     ) -> KafkaliteError | None:
         """Send requests for ``missing`` to the leaders, once, and add the results to ``found``.
 
-        Returns one of the errors if any request or partition failed, else None.
+        Returns one of the errors if any request or partition failed, else None. Raises the errors of
+        ``leader`` other than LeaderNotAvailableError.
         """
         error: KafkaliteError | None = None
         by_address: dict[str, list[list[Any]]] = {}  # the entries of each request
@@ -436,7 +473,7 @@ class Brokers:
 
 
 def _take(entries: Iterable[Any], found: dict[TopicPartition, list[Any]]) -> KafkaliteError | None:
-    """Add the entries of partitions without an error to ``found``.
+    """Add the entries to ``found``, but none of a partition that has an entry with an error.
 
     Return the error of an entry (a permanent one, if there is any), or None.
     """

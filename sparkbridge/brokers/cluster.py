@@ -1,10 +1,8 @@
 """SparkCluster: the blocking client of the source, in Spark's driver and in its tasks.
 
-The sink uses ``Producer`` and ``Admin``.
-
 ``SparkCluster.shared`` keeps one instance per process and ClientOptions, because Spark's worker processes
-run many tasks. A forked process closes its copies of the parent's connections and opens its own. The
-connections of the parent stay open.
+run many tasks. On first use, a forked process closes its copies of the parent's connections and opens its
+own. The connections of the parent stay open.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +18,15 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from kafkalite.client.cluster.retry import is_retriable
+from kafkalite.client.cluster.routing import Leader
+from kafkalite.client.config import CONSUMER_OPTIONS
 from kafkalite.client.consumer.isolation import AbortedFilter
+from kafkalite.client.consumer.near_replica import NearReplica
 from kafkalite.errors import (
     BrokerError,
     KafkaliteError,
     LeaderNotAvailableError,
+    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     RequestTimeoutError,
     UnknownTopicOrPartitionError,
@@ -36,6 +39,8 @@ from kafkalite.protocol.messages.data import (
     FetchedPartition,
     FetchPartition,
     FetchRequest,
+    FetchRequestV1,
+    FetchResponseV1,
     ListOffsetsPartition,
     ListOffsetsRequest,
     OffsetForBytes,
@@ -60,6 +65,10 @@ _STEP_BYTES: Final = MIB
 # Both requests of a look-up are repeated up to this many times if a topic is deleted, created again or
 # truncated between them.
 _ROUNDS: Final = 5
+
+# A follower that does not know yet that an offset is committed is asked again after this pause.
+_COMMIT_PAUSE_S: Final = 0.02
+_MAX_AGE_MS: Final[int] = CONSUMER_OPTIONS.get("metadata.max.age.ms").default
 
 
 class TopicInfo(NamedTuple):
@@ -87,6 +96,7 @@ class FetchToken:
     max_wait_ms: int
     connection: BrokerConnection | None = None  #: None: not sent yet; ``receive_fetch`` then sends it
     reply: Reply | None = None
+    near: NearReplica | None = None  #: set if a follower was asked
 
     def __repr__(self) -> str:
         state = "not sent" if self.reply is None else "answered" if self.reply.is_done else "sent"
@@ -94,21 +104,23 @@ class FetchToken:
 
 
 class _ProcessState(NamedTuple):
-    """The open connections of one process, and the lock that guards them."""
+    """The connections of one SparkCluster in one process, and the lock that guards them."""
 
     pid: int
     lock: threading.RLock
     brokers: Brokers
     groups: GroupOffsets
     long_polls: LongPolls
+    #: Where each partition is read, if the client has a rack (KIP-392).
+    near: dict[TopicPartition, NearReplica]
 
     @classmethod
     def new(cls, options: ClientOptions) -> _ProcessState:
         brokers = Brokers(options)
-        return cls(os.getpid(), threading.RLock(), brokers, GroupOffsets(brokers), LongPolls(brokers))
+        return cls(os.getpid(), threading.RLock(), brokers, GroupOffsets(brokers), LongPolls(brokers), {})
 
     def close(self) -> None:
-        """Close the sockets of this process without a shutdown, because a parent may still use them."""
+        """Close the sockets without a shutdown, because the parent process may still use the connections."""
         self.long_polls.close()
         self.brokers.close()
 
@@ -116,9 +128,8 @@ class _ProcessState(NamedTuple):
 class SparkCluster:
     """A blocking client that connects on first use. A lock admits one call at a time.
 
-    Each call retries retriable errors until kafka.request.timeout.ms has passed, and then raises
-    ConnectionFailedError or RequestTimeoutError with the failure of each broker. Other errors are raised at
-    once.
+    Unless their docstrings say otherwise, methods retry and raise errors as ``Brokers.until_answered`` does.
+    kafka.request.timeout.ms limits each of the requests that a method makes one after another.
     """
 
     def __init__(self, options: ClientOptions) -> None:
@@ -145,7 +156,7 @@ class SparkCluster:
 
     @property
     def connection_count(self) -> int:
-        """The number of open connections, including those of long polls."""
+        """The number of connections, including those of long polls."""
         return self._state.brokers.connection_count + self._state.long_polls.connection_count
 
     def close(self) -> None:
@@ -167,7 +178,7 @@ class SparkCluster:
     def topics(
         self, *, names: Sequence[str] | None = None, pattern: str | None = None
     ) -> dict[str, TopicInfo]:
-        """Return the existing topics by name. ``names`` and ``pattern``, if given, restrict the result.
+        """Return the existing topics by name. ``names`` and ``pattern``, unless None, restrict the result.
 
         ``pattern`` must match the whole name. Internal topics are returned only if they are in ``names``. The
         metadata is always fetched. Raises the BrokerError of a topic in ``names`` that cannot be used.
@@ -190,17 +201,16 @@ class SparkCluster:
             return {name: TopicInfo(known[name].topic_id, known[name].partition_count) for name in chosen}
 
     def avoid_last_responder(self) -> None:
-        """Send the next metadata request to another broker, if any: the last responder may lag behind."""
+        """Prefer other brokers for metadata requests: the metadata of the last responder may be old."""
         with self._locked() as state:
             state.brokers.avoid_last_responder()
 
     def snapshot(self, topics: Mapping[str, Sequence[int] | None]) -> dict[str, TopicSnapshot]:
-        """Return {topic: the log start and end of its partitions}.
+        """Return {topic: the log start (inclusive) and end (exclusive) of each partition}.
 
         ``topics`` maps each topic to the requested partitions (None: all). Missing topics are omitted. With
         read_committed, the end is the last stable offset. Start and end are -1 for partitions that were not
-        requested. The metadata is always fetched again, because a topic may have been created again with the
-        same name.
+        requested. The metadata is always fetched, because a topic may have been deleted and created again.
         """
         gone: UnknownTopicOrPartitionError | None = None
         with self._locked() as state:
@@ -230,7 +240,7 @@ class SparkCluster:
         raise gone or RequestTimeoutError("topics are created again faster than they can be listed")
 
     def high_watermarks(self, tps: Collection[TopicPartition]) -> Positions:
-        """Return the high watermark of each partition. It includes the records of open transactions."""
+        """Return the high watermark (exclusive) of each partition, even if open transactions are below it."""
         with self._locked() as state:
             level = int(IsolationLevel.READ_UNCOMMITTED)
             listed = self._list_offsets(state.brokers, dict.fromkeys(tps, (LATEST,)), level)
@@ -242,9 +252,9 @@ class SparkCluster:
         wanted: Mapping[TopicPartition, Sequence[int]],
         isolation_level: int | None = None,
     ) -> dict[TopicPartition, list[Any]]:
-        """Return, for each partition, the ListedOffset of each of its timestamps (or EARLIEST, LATEST).
+        """Return a ListedOffset for each timestamp that ``wanted`` has for a partition, in the same order.
 
-        ``isolation_level`` defaults to the level of ``brokers``.
+        A timestamp may be EARLIEST or LATEST. ``isolation_level`` defaults to the level of ``brokers``.
         """
         level = brokers.isolation_level if isolation_level is None else isolation_level
 
@@ -255,10 +265,10 @@ class SparkCluster:
         return brokers.ask_leaders("the look-up of offsets", wanted, entries_of, request_of)
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Return the offset of each partition's first record at or after its time (ms) in ``times``.
+        """Return, by partition, the offset of the first record at or after the time in ``times`` (ms).
 
-        The offset is None if all records are older. Transaction markers and, with read_committed, records of
-        aborted transactions are ignored.
+        The offset is None if there is no such record. Transaction markers and, with read_committed, records
+        of aborted transactions are ignored.
         """
         gone: OffsetOutOfRangeError | None = None
         with self._locked() as state:
@@ -298,13 +308,13 @@ class SparkCluster:
     def ends_by_bytes(
         self, starts: Positions, ends: Positions, max_bytes: int, first: TopicPartition | None = None
     ) -> Positions:
-        """Divide ``max_bytes`` among partitions. Return the position up to which each one may be read.
+        """Divide ``max_bytes`` among partitions. Return the exclusive end up to which each may be read.
 
-        The ranges from ``starts`` to ``ends`` (exclusive) are cut after complete batches, so that about
-        ``max_bytes`` remain in all. Each partition gets a share in proportion to the size of its range, but
-        the partition ``first`` gets all the bytes that it can use. A partition whose first batch exceeds its
-        share gets that batch if the other partitions leave enough bytes. If there is any batch, the result
-        includes at least one.
+        The ranges from ``starts`` (inclusive) to ``ends`` (exclusive) are cut after complete batches, so that
+        about ``max_bytes`` remain in all. Each partition gets a share in proportion to the size of its range,
+        but the partition ``first`` gets all the bytes that it can use. If the first batch of a partition
+        exceeds the partition's share, it is included only if the other partitions leave enough bytes, or if
+        no other batch is included.
         """
         reached = dict(ends)
         open_ = {tp: end for tp, end in ends.items() if starts.get(tp, end) < end}
@@ -335,7 +345,7 @@ class SparkCluster:
         return reached
 
     def wait_for_data(self, positions: Positions, max_wait_ms: int) -> bool:
-        """Whether there is data at or after any of ``positions``. Waits up to ``max_wait_ms`` for it."""
+        """Whether there is data at or after any of ``positions``. Waits for it as ``LongPolls.wait`` does."""
         with self._locked() as state:
             return state.long_polls.wait(positions, max_wait_ms)
 
@@ -372,34 +382,33 @@ class SparkCluster:
         token = FetchToken(TopicPartition(*tp), offset, max_bytes, max_wait_ms)
         with self._locked() as state:
             try:
-                _send(state.brokers, token, state.brokers.deadline_s())
+                _send(state, token, state.brokers.deadline_s())
             except KafkaliteError as error:
                 if not is_retriable(error):
                     raise
         return token
 
     def receive_fetch(self, token: FetchToken) -> Fetched:
-        """Wait for the response to a fetch. Retries retriable errors. Raises the same errors as ``fetch``."""
+        """Wait for the response to a fetch. Retries retriable errors. Raises the same errors as ``fetch``.
+
+        If a follower was asked and has failed, or has no records, the leader is asked (R67).
+        """
 
         def attempt(deadline_s: float) -> Fetched:
-            if token.reply is None or token.connection is None:
-                _send(brokers, token, deadline_s)
-            reply, connection = token.reply, token.connection
-            assert reply is not None and connection is not None, "just sent"
-            token.reply = token.connection = None  # the next attempt sends the request again
-            brokers.receive(connection, reply, token.tp, deadline_s, extra_ms=token.max_wait_ms)
-            if not reply.message.partitions:
-                raise LeaderNotAvailableError(f"{connection.address} omitted {token.tp} from its response")
-            partition: FetchedPartition = reply.message.partitions[0]
-            if partition.error_code:
-                raise _fetch_error(partition, token)
-            return Fetched(
-                reply.payload,
-                partition.aborted,
-                partition.high_watermark,
-                partition.last_stable_offset,
-                partition.log_start_offset,
-            )
+            while True:
+                try:
+                    fetched = _receive(state, token, deadline_s)
+                except KafkaliteError as error:
+                    near, token.near = token.near, None
+                    if near is None:
+                        raise
+                    if isinstance(error, OffsetNotAvailableError) and near.is_patient():
+                        time.sleep(_COMMIT_PAUSE_S)
+                    else:
+                        near.leave(_now_ms(), _MAX_AGE_MS)
+                    continue
+                if fetched is not None:
+                    return fetched
 
         what = f"the fetch of {token.tp} from {token.offset}"
         with self._locked() as state:
@@ -453,7 +462,7 @@ def _find_time_in(fetched: Fetched, timestamp_ms: int, from_offset: int) -> tupl
 def _shares(
     totals: Mapping[TopicPartition, int], max_bytes: int, first: TopicPartition | None
 ) -> dict[TopicPartition, int]:
-    """Divide ``max_bytes`` in proportion to ``totals`` (above 0), after ``first`` got all it can use."""
+    """Give ``first`` its whole total if possible. Divide the rest in proportion to the others' ``totals``."""
     of_first = min(totals.get(first, 0), max_bytes) if first is not None else 0
     left_bytes = max_bytes - of_first
     left_total = sum(size for tp, size in totals.items() if tp != first)
@@ -471,18 +480,79 @@ def _offsets_for_bytes(
     return {tp: answers[0] for tp, answers in found.items()}
 
 
-def _send(brokers: Brokers, token: FetchToken, deadline_s: float) -> None:
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)
+
+
+def _send(state: _ProcessState, token: FetchToken, deadline_s: float) -> None:
+    """Send the fetch to the partition's leader, or to the follower that the leader has named.
+
+    If this raises an error after the follower was chosen, ``token.near`` is set.
+    """
+    brokers = state.brokers
     address, leader_epoch = brokers.leader(token.tp, deadline_s)
+    rack = brokers.options.consumer.get("client.rack")
+    states_rack = False
+    if rack is not None:
+        near = state.near.setdefault(token.tp, NearReplica())
+        leader_id = brokers.metadata.leader(token.tp).node_id
+        follower = near.follower(Leader(leader_id, leader_epoch), _now_ms())
+        if follower in brokers.metadata.addresses:
+            token.near, address, states_rack = near, brokers.address(follower), True
+        else:
+            states_rack = near.may_move(_now_ms())
     connection = brokers.connection(address, deadline_s)
     topic, partition = token.tp
     asked = FetchPartition(topic, partition, leader_epoch, token.offset, token.max_bytes)
-    request = FetchRequest(token.max_wait_ms, 1, token.max_bytes, brokers.isolation_level, [asked])
+    fields = (token.max_wait_ms, 1, token.max_bytes, brokers.isolation_level, [asked])
+    request = FetchRequest(*fields)
+    if rack is not None and states_rack and connection.supports(FetchRequestV1):
+        request = FetchRequestV1(*fields, rack)
     try:
         token.reply = connection.send(request, deadline_s)
     except KafkaliteError as error:
         brokers.record_failure(address, error)
         raise
     token.connection = connection
+
+
+def _receive(state: _ProcessState, token: FetchToken, deadline_s: float) -> Fetched | None:
+    """Return the response to the fetch, or None if it must be sent again: to the follower that the leader has
+    named, or to the leader because the follower has no records at that offset.
+
+    The next call sends the request again. ``token.near`` is set if a follower was asked.
+    """
+    brokers = state.brokers
+    if token.reply is None or token.connection is None:
+        token.near = None
+        _send(state, token, deadline_s)
+    reply, connection = token.reply, token.connection
+    assert reply is not None and connection is not None, "just sent"
+    token.reply = token.connection = None
+    brokers.receive(connection, reply, token.tp, deadline_s, extra_ms=token.max_wait_ms)
+    message = reply.message
+    if not message.partitions:
+        raise LeaderNotAvailableError(f"{connection.address} omitted {token.tp} from its response")
+    partition: FetchedPartition = message.partitions[0]
+    if partition.error_code:
+        raise _fetch_error(partition, token)
+    if token.near is not None:
+        token.near.on_records()
+        if not reply.payload:
+            token.near.leave(_now_ms(), _MAX_AGE_MS)
+            return None
+    elif isinstance(message, FetchResponseV1) and message.preferred_read_replicas:
+        epoch = brokers.metadata.leader(token.tp).leader_epoch
+        node_id = message.preferred_read_replicas[0].node_id
+        state.near[token.tp].prefer(node_id, epoch, _now_ms(), _MAX_AGE_MS)
+        return None
+    return Fetched(
+        reply.payload,
+        partition.aborted,
+        partition.high_watermark,
+        partition.last_stable_offset,
+        partition.log_start_offset,
+    )
 
 
 def _fetch_error(partition: FetchedPartition, token: FetchToken) -> BrokerError:

@@ -1,30 +1,45 @@
 """One blocking connection to one broker: a socket around ``kafkalite.protocol.connection.ClientConnection``.
 
+The socket may be encrypted by TLS, and the connection may have a login (SASL), which ``send`` renews.
+
 ``send`` writes a request and returns a ``Reply``; ``receive`` waits for the response. Several requests may be
 in flight; their responses arrive in the order of the requests. A caller may drop a ``Reply`` instead of
-receiving it. Every wait ends at a deadline, given in seconds of the monotonic clock.
+receiving it. Deadlines are in seconds of the monotonic clock.
 
-This module turns error codes of responses, lost connections and missing responses into exceptions.
+This module turns the error code of a whole response, a lost connection and a missing response into
+exceptions. Callers must check the error codes of the partitions in a response.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kafkalite.errors import (
+    AuthenticationError,
+    ConfigError,
     ConnectionFailedError,
+    ErrorCode,
     KafkaliteError,
     ProtocolError,
     RequestTimeoutError,
+    SaslAuthenticationError,
     broker_error,
 )
 from kafkalite.protocol.connection import ClientConnection
+
+if TYPE_CHECKING:
+    import ssl
+
+    from kafkalite.client.cluster.login import Login
+    from kafkalite.client.cluster.security import ConnectionSecurity
+    from kafkalite.protocol.structs import Struct
 
 Buffer = bytes | bytearray | memoryview
 
@@ -33,7 +48,7 @@ _NOTHING: Final = memoryview(b"")
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """The response to one request, once it has arrived. If ``is_done``, ``error`` or ``message`` is set."""
+    """The result of one request. If ``is_done``, either ``error`` or ``message`` is set."""
 
     is_done: bool = False
     message: Any = None
@@ -51,9 +66,15 @@ class BrokerConnection:
     Invariant: after the connection is closed, every Reply that ``send`` returned is done.
     """
 
-    def __init__(self, sock: socket.socket, address: str, client_id: str) -> None:
+    def __init__(
+        self, sock: socket.socket, address: str, client_id: str, security: ConnectionSecurity | None = None
+    ) -> None:
         self.address = address
         self._sock = sock
+        self._tls: ssl.SSLSocket | None = None  #: the same socket as ``_sock``, if it is encrypted
+        self._security = security
+        self._is_logged_in = False
+        self._login_due_s = math.inf  # of the monotonic clock: when to log in again (KIP-368)
         self._protocol = ClientConnection(client_id)
         self._pending: dict[int, Reply] = {}  #: by correlation id, the oldest first
         self._throttled_until_s = 0.0  # of the monotonic clock; the broker reads no request before (KIP-219)
@@ -64,23 +85,41 @@ class BrokerConnection:
         return f"<BrokerConnection to {self.address}, {state}, {len(self._pending)} in flight>"
 
     @classmethod
-    def open(cls, address: str, *, client_id: str, deadline_s: float) -> BrokerConnection:
-        """Connect and negotiate API versions. Raises ConnectionFailedError for every failure."""
+    def open(
+        cls, address: str, *, client_id: str, deadline_s: float, security: ConnectionSecurity | None = None
+    ) -> BrokerConnection:
+        """Connect and negotiate API versions. TLS and a login are used if ``security`` has them.
+
+        Raises SslAuthenticationError if client and broker do not agree on TLS, for example on a certificate,
+        SaslAuthenticationError if the login fails, ConfigError if the files of certificates cannot be used,
+        and ConnectionFailedError for every other failure.
+        """
+        host, port = _host_and_port(address)
         left_s = max(0.001, deadline_s - time.monotonic())
         try:
-            sock = socket.create_connection(_host_and_port(address), timeout=left_s)
+            sock = socket.create_connection((host, port), timeout=left_s)
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            if isinstance(error, UnicodeError):
+                reason = "the host name is not valid"
             raise ConnectionFailedError(
                 f"cannot connect to {address}: {reason}",
                 hint="is a broker running there? Check the address and any firewall",
             ) from error
-        connection = cls(sock, address, client_id)
+        connection = cls(sock, address, client_id, security)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if security is not None and security.tls is not None:
+                sock.settimeout(max(0.001, deadline_s - time.monotonic()))
+                connection._sock = connection._tls = security.encrypted(sock, address, host)
             correlation_id, buffers = connection._protocol.handshake()
             connection.receive(connection._request(correlation_id, buffers, deadline_s), deadline_s)
+            if security is not None and security.login is not None:
+                connection._log_in(security.login, deadline_s)
+        except (AuthenticationError, ConfigError):
+            connection.close()
+            raise
         except (KafkaliteError, OSError) as error:
             connection.close()
             raise ConnectionFailedError(f"{address}: {error}") from error
@@ -88,6 +127,31 @@ class BrokerConnection:
             connection.close()
             raise
         return connection
+
+    def supports(self, request: type[Struct]) -> bool:
+        """Whether the broker knows the version that ``request`` is of."""
+        return self._protocol.supports(request)
+
+    def _log_in(self, login: Login, deadline_s: float) -> None:
+        """Log in, for the first time or again. Raises SaslAuthenticationError and the errors of ``call``."""
+        import asyncio  # not needed by other tasks of Spark
+
+        from kafkalite.client.cluster.login import REFUSALS, RENEWAL_FACTOR, raise_refusal
+
+        self._is_logged_in = False
+        self._login_due_s = math.inf
+        left_ms = max(1, round((deadline_s - time.monotonic()) * 1000))
+        steps = login.steps(asyncio.run(login.exchange(left_ms)))
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(self.call(request, deadline_s).message)
+        except StopIteration as complete:
+            self._is_logged_in = True
+            if complete.value:
+                self._login_due_s = time.monotonic() + complete.value * RENEWAL_FACTOR / 1000
+        except REFUSALS as error:
+            raise_refusal(self.address, error)
 
     @property
     def is_open(self) -> bool:
@@ -100,7 +164,7 @@ class BrokerConnection:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the broker closed this idle connection or sent data that no request is waiting for."""
+        """Whether the broker closed this connection, or sent data, while no request was in flight."""
         if self._pending:
             return False
         poll = select.poll()
@@ -113,13 +177,21 @@ class BrokerConnection:
     def send(self, message: Any, deadline_s: float, payload_parts: Sequence[Buffer] = ()) -> Reply:
         """Write a request and return the Reply to pass to ``receive``.
 
-        While the broker throttles this client because of a quota, waits first, at most until ``deadline_s``.
+        Logs in again first if the session of the last login ends soon. While the broker throttles this client
+        because of a quota, waits before writing, at most until ``deadline_s``.
 
-        Raises ConnectionFailedError, RequestTimeoutError, and LocalProtocolError if broker and client have no
-        common version of this API.
+        Raises ConnectionFailedError, RequestTimeoutError, LocalProtocolError if broker and client have no
+        common version of this API, and SaslAuthenticationError if the new login fails. On a closed
+        connection, raises the error that closed it.
         """
         if self._reason is not None:
             raise self._reason
+        if time.monotonic() >= self._login_due_s:
+            assert self._security is not None and self._security.login is not None, "it has logged in"
+            try:
+                self._log_in(self._security.login, deadline_s)
+            except KafkaliteError as error:
+                raise self._fail(error) from error
         wait_s = min(self._throttled_until_s, deadline_s) - time.monotonic()
         if wait_s > 0:
             time.sleep(wait_s)
@@ -156,7 +228,7 @@ class BrokerConnection:
         return reply
 
     def wait(self, reply: Reply, deadline_s: float) -> bool:
-        """Wait until ``deadline_s`` and return whether the reply is done. Errors are stored in the reply."""
+        """Wait for ``reply``, at most until ``deadline_s``. Return whether it is done, even with an error."""
         while not reply.is_done:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not self._read_some(left_s):
@@ -168,15 +240,16 @@ class BrokerConnection:
         return self.receive(self.send(message, deadline_s), deadline_s)
 
     def read_ready(self) -> None:
-        """Read once from a socket that has data. Errors are stored in the replies instead of raised."""
+        """Read from a socket that has data. Errors are stored in the replies instead of raised."""
         self._read_some(1.0)
 
     def _read_some(self, timeout_s: float) -> bool:
-        """Read once. Return False if nothing arrived within ``timeout_s``."""
+        """Read the received bytes. Return False if none arrived within ``timeout_s``."""
         try:
             self._sock.settimeout(timeout_s)
-            received = self._sock.recv_into(self._protocol.get_buffer())
-            self._take(received)
+            self._take(self._sock.recv_into(self._protocol.get_buffer()))
+            while self._tls is not None and self._tls.pending():  # decrypted bytes, which select does not see
+                self._take(self._sock.recv_into(self._protocol.get_buffer()))
         except TimeoutError:
             return False
         except OSError as error:
@@ -189,7 +262,10 @@ class BrokerConnection:
         return True
 
     def _take(self, received: int) -> None:
-        """Complete the replies whose responses end in the ``received`` new bytes. Raises ProtocolError."""
+        """Complete the replies whose responses end in the ``received`` new bytes. Raises ProtocolError.
+
+        If ``received`` is 0, the broker has closed the connection, and the pending replies fail.
+        """
         if received == 0:
             self._fail(ConnectionFailedError(f"{self.address} closed the connection"))
             return
@@ -199,18 +275,30 @@ class BrokerConnection:
                 self._throttled_until_s = max(self._throttled_until_s, until_s)
             reply = self._pending.pop(correlation_id)
             if message.error_code:
-                reply.fail(broker_error(message.error_code, message.error_message or ""))
+                reply.fail(self._error_of(message))
             else:
                 reply.message, reply.payload, reply.is_done = message, payload, True
 
-    def close(self) -> None:
-        """Close the connection. Requests in flight fail. May be called twice, and in a child after a fork.
+    def _error_of(self, message: Any) -> KafkaliteError:
+        error = broker_error(message.error_code, message.error_message or "")
+        if message.error_code == ErrorCode.ILLEGAL_SASL_STATE:
+            if self._security is None or self._security.login is None:  # the listener requires a login
+                return SaslAuthenticationError(f"{self.address}: {error.message}")
+            if self._is_logged_in:  # the session has ended
+                return ConnectionFailedError(f"{self.address}: {error.message}")
+        return error
 
-        The socket is closed without a shutdown, because a parent process may still use it.
+    def close(self) -> None:
+        """Close the connection. Requests in flight fail. May be called again.
+
+        The socket is closed without a shutdown, so a child process can close its copy after a fork while the
+        parent uses the connection.
         """
         self._fail(ConnectionFailedError(f"the connection to {self.address} was closed by this client"))
 
     def _lost(self, error: OSError) -> ConnectionFailedError:
+        if self._security is not None and (refusal := self._security.refusal(error, self.address)):
+            return refusal
         return ConnectionFailedError(f"the connection to {self.address} broke: {error.strerror or error}")
 
     def _fail(self, reason: KafkaliteError) -> KafkaliteError:

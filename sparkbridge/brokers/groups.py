@@ -1,4 +1,4 @@
-"""Fetches and commits the offsets of consumer groups without members, at their coordinators."""
+"""Fetches the committed offsets of consumer groups, and commits offsets for groups without members."""
 
 from __future__ import annotations
 

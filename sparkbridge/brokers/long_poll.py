@@ -1,8 +1,8 @@
 """Waits until a partition has data at or after a position: sends a long poll (a Fetch) to each leader.
 
-Long polls have their own connections, because the responses of one connection arrive in order, so a long
-poll would delay later requests. A poll that has no response at the end of a wait is kept for the next wait.
-So a topic without new data costs one request per leader every POLL_MS.
+Long polls have their own connections: responses on one connection arrive in order, so a long poll would
+delay the responses to later requests. A poll that has no response at the end of a wait is kept for the next
+wait. So an idle topic costs about one request per leader every POLL_MS.
 """
 
 # Tests: tests/sparkbridge/test_cluster.py
@@ -71,10 +71,11 @@ class LongPolls:
         self._polls.pop(address, None)
 
     def wait(self, positions: Positions, max_wait_ms: int) -> bool:
-        """Return True if there is data at or after any of ``positions``; False after ``max_wait_ms``.
+        """Return True if there is data at or after any of ``positions``, or False after ``max_wait_ms``.
 
-        With read_committed, only data below the last stable offset counts. Unreachable brokers and missing
-        partitions count as having no data; the caller's next request raises their errors.
+        With read_committed, only data below the last stable offset counts. Raises no errors: partitions that
+        cannot be polled count as having no data. A wait in which a broker does not respond at once to a new
+        connection or a metadata request may take longer.
         """
         deadline_s = time.monotonic() + max_wait_ms / 1000
         refused: set[TopicPartition] = set()
@@ -101,8 +102,7 @@ class LongPolls:
                 self._brokers.refresh({tp.topic for tp in positions}, limit_s)
 
     def _ask(self, watched: Positions, limit_s: float) -> bool:
-        """Cancel the polls that do not cover the partitions of ``watched``, then send a new poll to each
-        leader that has none.
+        """Cancel the polls that are of no use for ``watched``. Send a new poll to each leader without one.
 
         Returns False if a partition of ``watched`` could not be polled.
         """
@@ -124,7 +124,7 @@ class LongPolls:
         return is_complete
 
     def _by_leader(self, watched: Positions, limit_s: float) -> tuple[dict[str, Positions], bool]:
-        """Return {address: partitions that it leads}, and whether every partition has a leader."""
+        """Return {address of a leader: positions of its partitions}, and whether every leader was found."""
         found: dict[str, Positions] = {}
         is_complete = True
         for tp, at in watched.items():
@@ -148,7 +148,10 @@ class LongPolls:
         self._polls[address] = _Poll(connection, wanted, connection.send(request, limit_s))
 
     def _select(self, until_s: float) -> Collection[str]:
-        """Wait until ``until_s`` for responses and errors of polls. Return the addresses of these polls."""
+        """Wait until a poll has a response or an error. Return the addresses of such polls.
+
+        Returns an empty list at ``until_s``.
+        """
         with selectors.DefaultSelector() as selector:
             for address, poll in self._polls.items():
                 if not poll.reply.is_done:
@@ -178,7 +181,7 @@ class LongPolls:
     def _may_poll_again(self, response: Reply, watched: Positions, refused: set[TopicPartition]) -> bool:
         """Return whether another poll may be sent at once: not after a lost connection or a retriable error.
 
-        Adds partitions with permanent errors to ``refused``.
+        Adds partitions with a permanent error, or with an offset that is out of range, to ``refused``.
         """
         if response.error is not None:
             return False

@@ -1,15 +1,16 @@
 """Makes Spark start quickly on one machine: Python modules are unpacked, and Java classes archived.
 
 pyspark ships its Python modules to workers as a zip of sources, which each new worker compiles again (0.6 s).
-``shadow_home`` is a SPARK_HOME of symlinks in which this zip is replaced by the installed package.
-``class_archive`` is an AppCDS archive of the JVM with parsed classes. It halves the start time.
+``shadow_home`` makes a SPARK_HOME of symlinks in which this zip is replaced by the installed package.
+``make_class_archive`` makes an AppCDS archive: a file of parsed classes, which about halves the JVM's start
+time.
 
 Both are in a cache directory that may be removed at any time: ``KAFKALITE_SPARK_CACHE``, or
 ``kafkalite/spark`` below ``XDG_CACHE_HOME`` (``~/.cache``). Both are optional: if they cannot be made, Spark
-starts without them. If two processes make the same file at once, each gets a complete file.
+starts without them. Each is made under a temporary name and renamed when it is complete.
 
-Sessions of ``sparkbridge.session`` make the small SPARK_HOME, and use the archive if it exists. ``kl pipeline
-warm-up`` or ``python -m sparkbridge.local.fast_start`` makes the archive.
+``sparkbridge.session`` with a local master makes the SPARK_HOME, and uses the archive if it exists. ``kl
+pipeline warm-up`` or ``python -m sparkbridge.local.fast_start`` makes the archive.
 """
 
 # Tests: tests/sparkbridge/test_spark_session.py
@@ -54,7 +55,10 @@ class Java(NamedTuple):
 
 @remembered
 def find_java() -> Java | None:
-    """Return the Java that Spark would start, from JAVA_HOME or else the PATH; None if none can be run."""
+    """Return the Java of JAVA_HOME or, if that is not set, of the PATH. The result is cached.
+
+    Returns None if there is none, it cannot be run, or its version is not recognized.
+    """
     home = os.environ.get("JAVA_HOME")
     command = f"{home}/bin/java" if home else shutil.which("java")
     if command is None:
@@ -69,7 +73,7 @@ def find_java() -> Java | None:
 
 
 def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Return ``cache`` or, if it is None, the default cache directory (see the module). It may not exist."""
+    """Return ``cache`` or, if it is None or "", the default directory (see the module). It may not exist."""
     named = cache or os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named).absolute()
@@ -81,7 +85,10 @@ def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def shadow_home(cache: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return a SPARK_HOME whose Python workers start quickly, or None if it cannot be made."""
+    """Return a SPARK_HOME whose Python workers start quickly. Make it if it is missing.
+
+    Returns None if it cannot be made, or belongs to another user (see ``_is_trusted``).
+    """
     found = util.find_spec("pyspark")
     if found is None or found.origin is None:
         return None
@@ -120,7 +127,8 @@ def _link_home(installed: Path, home: Path) -> None:
 def quiet_daemon(home: Path) -> str | None:
     """Return the name of the module in ``home`` that starts Python workers quietly (see ``quiet_daemon.py``).
 
-    ``home`` is a ``shadow_home``. Writes the module if it is missing. Returns None if it cannot be written.
+    ``home`` is the result of ``shadow_home``. Writes the module if it is missing. Returns None if it cannot
+    be written or belongs to another user.
     """
     source = Path(__file__).with_name("quiet_daemon.py").read_text()
     name = f"kafkalite_daemon_{_digest(source)}"
@@ -137,10 +145,9 @@ def quiet_daemon(home: Path) -> str | None:
 
 
 def class_archive(cache: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return the class archive for the installed Java and pyspark, or None if it has not been made.
+    """Return the class archive for the installed Java and pyspark, or None if there is none to use.
 
-    The JVM accepts an archive only with the exact paths with which it was made: those of
-    ``shadow_home(cache)``.
+    The archive was made with the SPARK_HOME ``shadow_home(cache)``. A JVM with other paths rejects it.
     """
     java, home = find_java(), shadow_home(cache)
     if java is None or home is None:
@@ -152,8 +159,8 @@ def class_archive(cache: str | os.PathLike[str] | None = None) -> Path | None:
 def make_class_archive(cache: str | os.PathLike[str] | None = None) -> Path:
     """Return the class archive. If it is missing, run a Spark session that makes it.
 
-    This takes less than a minute and 200 MB of disk space. Raises FastStartError if it fails, or if another
-    process is making the archive.
+    The session needs about 200 MB of disk space and usually less than a minute. Raises FastStartError if it
+    fails, if another process is making the archive, or if the archive belongs to another user.
     """
     java, home = find_java(), shadow_home(cache)
     if java is None:
@@ -181,7 +188,7 @@ def make_class_archive(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def can_make_class_archive(cache: str | os.PathLike[str] | None = None) -> bool:
-    """Whether the archive is missing and can be made: Java is found and the directory is writable."""
+    """Whether the archive is missing, Java is found and the cache directory is writable."""
     java, home = find_java(), shadow_home(cache)
     return (
         java is not None
@@ -196,7 +203,7 @@ def _archive_of(home: Path, java: Java) -> Path:
 
 
 def _remove_stale(home: Path, archive: Path) -> None:
-    """Remove temporary files of killed processes, and the files made for removed pyspark versions."""
+    """Remove the archive's temporary files, and what was made for pyspark installations that are gone."""
     for path in archive.parent.glob(f"{archive.stem}.*"):
         if path.suffix != ".lock":
             path.unlink(missing_ok=True)
@@ -216,7 +223,7 @@ def _is_trusted(path: Path) -> bool:
 
 
 def _record(home: Path, archive: Path) -> None:
-    """Run the warm-up in a JVM that writes the archive when it ends. Raises FastStartError, OSError."""
+    """Run ``warm_up``, whose JVM writes the archive when the JVM ends. Raises FastStartError, OSError."""
     making = archive.with_suffix(f".{os.getpid()}")
     command = [sys.executable, "-m", "sparkbridge.local.warm_up", str(making)]
     process = subprocess.Popen(
@@ -260,9 +267,9 @@ def _alone(lock: Path) -> Iterator[bool]:
 
 
 def java_options(archive: Path | None, *, is_short_lived: bool) -> str:
-    """Return the JVM options, with those for ``archive`` if it is not None.
+    """Return options for Spark's JVM. If ``archive`` is not None, the JVM loads classes from it.
 
-    ``is_short_lived`` turns off the JVM's C2 compiler and parallel garbage collection.
+    ``is_short_lived`` turns off the JVM's C2 compiler and selects the serial garbage collector.
     """
     options = ["-Xlog:disable", "-Xlog:all=error:stderr"]  # no messages about an archive that does not fit
     if is_short_lived:
@@ -277,7 +284,7 @@ def _digest(text: str) -> str:
 
 
 def main() -> int:
-    """Make the SPARK_HOME and the archive if they are missing, and print their paths."""
+    """Make the SPARK_HOME and the archive if they are missing. Print their paths. Return the exit code."""
     try:
         archive = make_class_archive()
     except FastStartError as error:

@@ -4,9 +4,10 @@ A JVM that has received all the rows it needs (LIMIT, a stopped query) closes th
 still writing. pyspark then ends the worker and prints a BrokenPipeError to the terminal, although nothing
 failed. All other errors of workers are reported as usual.
 
-Spark runs this module for the workers of tasks, as ``spark.python.daemon.module``. Workers that plan a query
-always use pyspark's own daemon. Spark runs a copy of this file in a SPARK_HOME made by ``fast_start``, where
-kafkalite may not be installed. So this module imports only pyspark.
+The setting ``spark.python.daemon.module`` names this module for the workers of tasks. Workers that plan a
+query always use pyspark's own daemon. Spark runs a copy of this file, which ``fast_start`` puts into a
+SPARK_HOME. The copy must work where kafkalite is not installed, so this module imports only pyspark and the
+standard library.
 """
 
 # Tests: tests/sparkbridge/test_spark_session.py
@@ -23,7 +24,7 @@ HUNG_UP = 1  #: the exit status of a worker whose connection the JVM closed
 
 
 def quietly(serve: Callable[[Any, bool], int]) -> Callable[[Any, bool], int]:
-    """Wrap ``serve`` so that it returns HUNG_UP instead of raising an error when the connection is closed."""
+    """Wrap ``serve`` to return HUNG_UP instead of raising BrokenPipeError or ConnectionResetError."""
 
     def worker(sock: Any, authenticated: bool) -> int:
         try:

@@ -35,7 +35,7 @@ _CHECKPOINT_MANAGER: Final = (
 
 
 def is_local(master: str) -> bool:
-    """Whether the driver and all executors run on this machine."""
+    """Whether, with this master URL, the driver and all executors run on this machine."""
     return bool(_LOCAL.fullmatch(master) or _LOCAL_CLUSTER.fullmatch(master))
 
 
@@ -73,10 +73,10 @@ def recommended_settings(
 ) -> dict[str, str]:
     """Return the recommended Spark settings by name, including ``spark.master``.
 
-    For local masters, the settings also disable the web interface, bind to one address, set as many shuffle
-    partitions as cores, and select a manager of checkpoint files that is faster on a local disk.
-    ``is_short_lived`` (for tests and short jobs) makes the start faster and long jobs slower. ``cache`` is
-    the cache directory of ``fast_start``.
+    For local masters, the settings also disable the web interface, bind to LOCAL_ADDRESS, set as many shuffle
+    partitions as cores, and select a manager of checkpoint files that is faster on a local disk. For them,
+    ``is_short_lived`` (for tests and short jobs) makes the start faster and long jobs slower, and ``cache``
+    is the cache directory of ``fast_start``.
     """
     settings = {
         "spark.master": master,
@@ -112,7 +112,7 @@ def _cores(master: str) -> int:
 
 @contextlib.contextmanager
 def launch_environment(master: str, cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """Set the environment for a new JVM and restore it afterwards. Variables that the user set are kept."""
+    """Set the environment for a new JVM and restore it afterwards. Variables that were set before stay."""
     wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
     if is_local(master):
         wanted |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": LOCAL_ADDRESS}
@@ -138,11 +138,12 @@ def session(
 ) -> Any:
     """Return the running SparkSession, or a new one. ``settings`` override the recommended settings.
 
-    The session becomes the active one of the calling thread: each thread that writes must call this first.
-    ``master`` is ``local[*]`` unless it is given here, in ``settings``, to spark-submit or as MASTER in the
-    environment. Settings of spark-submit override the recommended ones. In ``settings``, booleans become
-    ``true`` and ``false``, and extraJavaOptions are appended. ``cache`` is passed to ``fast_start``.
-    Raises SparkStartError if pyspark or Java is missing or too old.
+    The session becomes the active one of the calling thread. Each other thread that writes must first call
+    this or ``activate``. ``master`` is ``local[*]`` unless it is given here, in ``settings``, to spark-submit
+    or as MASTER in the environment. Settings of spark-submit override the recommended ones. In ``settings``,
+    booleans become ``true`` and ``false``, and extraJavaOptions are appended to the recommended ones.
+    ``cache`` is passed to ``fast_start``. Raises SparkStartError if the session cannot be started and a
+    requirement is not met (see ``missing_requirements``).
     """
     try:
         from pyspark.sql import SparkSession
@@ -157,6 +158,8 @@ def session(
     wanted = recommended_settings(chosen, cache=cache, is_short_lived=is_short_lived)
     wanted |= {name: value for name, value in submitted.items() if name in wanted and name != "spark.master"}
     for name, value in given.items():
+        if name == "spark.master":
+            continue  # ``chosen`` counts, for which the other settings were made
         if name.endswith(".extraJavaOptions") and name in wanted:
             value = f"{wanted[name]} {value}"
         wanted[name] = value
@@ -180,7 +183,7 @@ def session(
 def activate(spark: Any) -> None:
     """Make ``spark`` the active session of the calling thread.
 
-    Spark finds a sink in Python only by the active session, and a new thread has none. Does nothing for a
+    Spark looks up a sink in Python in the active session, and a new thread has none. Does nothing for a
     session of Spark Connect, whose JVM is elsewhere.
     """
     if hasattr(spark, "_jsparkSession"):
@@ -190,8 +193,8 @@ def activate(spark: Any) -> None:
 def _end_forgotten_jvm(error: BaseException) -> None:
     """Kill the JVM that pyspark was starting when ``error``, such as Ctrl-C, was raised.
 
-    The JVM would not end by itself, because pyspark has lost its handle to it and has removed the directory
-    in which the JVM reports its port. If the JVM's process was only just made, subprocess alone has a handle.
+    The JVM would not end by itself. Its handle is taken from the frames of the traceback: from pyspark's
+    ``launch_gateway`` or, while the process is being created, from ``subprocess``.
     """
     handles = {"launch_gateway": "proc", "_execute_child": "self"}
     trace = error.__traceback__
@@ -205,7 +208,7 @@ def _end_forgotten_jvm(error: BaseException) -> None:
 
 
 def _quiet_workers(cache: str | os.PathLike[str] | None) -> dict[str, str]:
-    """Return the Spark setting to start workers by ``quiet_daemon``, or {} if the JVM cannot find it."""
+    """Return the setting that selects ``quiet_daemon``, or {} if it is not in the SPARK_HOME of the JVM."""
     from pyspark import SparkContext
 
     jvm = SparkContext._jvm  # a running JVM keeps the SPARK_HOME with which it was started

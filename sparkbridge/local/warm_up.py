@@ -66,7 +66,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
 
 
 class WarmUpSource(DataSource):
-    """A source of a hundred numbers, and a sink that discards them."""
+    """A source of the numbers below ROWS, and a stream sink that discards them."""
 
     @classmethod
     def name(cls) -> str:
@@ -104,7 +104,7 @@ def _use(spark: Any, directory: str) -> None:
 
 
 def main(archive: str) -> None:
-    """Run the warm-up. Return when the archive is written."""
+    """Run the warm-up and wait for its JVM to end. The JVM writes ``archive`` as it ends."""
     settings = recommended_settings("local[2]", is_short_lived=True)
     settings["spark.driver.extraJavaOptions"] += f" -XX:ArchiveClassesAtExit={archive}"
     builder = SparkSession.builder.appName("warm-up").config("spark.log.level", "OFF")

@@ -19,8 +19,8 @@ _uses: dict[Use, int] = {}
 def spare_collections(use: Use) -> None:
     """Record that this process starts a task of the kind ``use``. The second time, freeze all objects.
 
-    Frozen objects are excluded from garbage collection and never freed, so later starts freeze nothing. Does
-    nothing if Spark reuses no workers.
+    Frozen objects are excluded from garbage collection, so cycles among them are never freed. Therefore later
+    tasks of the same kind freeze nothing. Does nothing if Spark reuses no workers.
     """
     if not os.environ.get("SPARK_REUSE_WORKER"):
         return

@@ -18,15 +18,17 @@ _METADATA: Final = "_spark_metadata"
 
 
 def checkpoint_path(directory: str, pipeline: Pipeline, sink: Sink) -> str:
-    """Return the checkpoint directory of ``sink``: ``directory`` itself for ``[sink]``, its subdirectory NAME
-    for ``[sinks.NAME]``."""
+    """Return the checkpoint directory of ``sink``.
+
+    It is ``directory`` for ``[sink]``, and its subdirectory NAME for ``[sinks.NAME]``.
+    """
     return directory if pipeline.has_one_sink else f"{directory.rstrip('/')}/{sink.name}"
 
 
 def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
-    """Raise PipelineError if ``directory`` has the checkpoint of other sinks.
+    """Raise PipelineError if ``[sinks.NAME]`` would use a checkpoint directory of ``[sink]``, or vice versa.
 
-    The queries would not find their own checkpoints, and would read and write all data again.
+    The queries would not find their checkpoints, and would read and write all data again.
     """
     if is_url(directory):
         return
@@ -46,10 +48,10 @@ def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
 
 
 def require_own_output(output: str, checkpoint: str) -> None:
-    """Raise PipelineError if the directory ``output`` has later batches than ``checkpoint``.
+    """Raise PipelineError if the directory ``output`` has later batches than the directory ``checkpoint``.
 
-    Then a query with another checkpoint wrote them. Beside the Parquet files, Spark stores the numbers of
-    written batches, but no query id, and would silently skip batches of this query with the same numbers.
+    Then a query with another checkpoint wrote these batches. Spark stores the numbers of written batches, but
+    no query id, in ``output``. So it would silently skip the batches of this query with the same numbers.
     """
     if is_url(output) or is_url(checkpoint):
         return
@@ -63,16 +65,15 @@ def require_own_output(output: str, checkpoint: str) -> None:
 
 
 def written_files(output: Path) -> list[Path] | None:
-    """Return the files of finished batches, according to Spark's metadata log; None if there is no log.
+    """Return the Parquet files of finished batches from Spark's metadata log; None if there is no log.
 
-    Other files in the directory are left over from killed runs: they are empty, or belong to a batch that was
-    run again.
+    Other Parquet files in the directory are left over from killed runs and must not be read.
     """
     log = output / _METADATA
     numbers = (
         {path.name: path.name.removesuffix(".compact") for path in log.iterdir()} if log.is_dir() else {}
     )
-    batches = {int(number): name for name, number in numbers.items() if number.isdigit()}
+    batches = {int(number): name for name, number in numbers.items() if number.isdecimal()}
     if not batches:
         return None
     begin = max((batch for batch, name in batches.items() if name.endswith(".compact")), default=0)
@@ -88,7 +89,7 @@ def written_files(output: Path) -> list[Path] | None:
 def _latest_batch(log: Path) -> int:
     """Return the latest batch number in a Spark log (files 7, 8, 9.compact); -1 if it has none."""
     names = [path.name.removesuffix(".compact") for path in log.iterdir()] if log.is_dir() else []
-    return max((int(name) for name in names if name.isdigit()), default=-1)
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 def _is_checkpoint(directory: Path) -> bool:

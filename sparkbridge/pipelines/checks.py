@@ -1,7 +1,8 @@
 """Checks the output of a pipeline after an available-now run, as declared in ``[check]``.
 
 A function ``check(run)`` receives a CheckRun and raises AssertionError if the output is wrong. It may return
-a sentence about the output. It reads the output with kafkalite's consumer and pyarrow, without Spark.
+a sentence about the output. CheckRun reads the output with kafkalite's consumer and pyarrow. Spark runs the
+queries of ``[check.sql]``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines import demo, frames
 from sparkbridge.pipelines.checkpoints import written_files
 from sparkbridge.pipelines.definition import Sink
-from sparkbridge.pipelines.engine import Run, RunningQuery
+from sparkbridge.pipelines.engine import Run, RunningQuery, with_brokers
 from sparkbridge.pipelines.spark_errors import explained, place
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _SHOWN: Final = 3
 class Finding(NamedTuple):
     """The result of one check of a pipeline's outputs.
 
-    ``text`` is a sentence about what was found if the check ``holds``, otherwise about why it failed.
+    ``text`` describes the output if the check ``holds``, otherwise why the check failed.
     """
 
     name: str
@@ -63,11 +64,11 @@ class CheckRun:
         return sinks[name]
 
     def records(self, topic: str) -> list[Record]:
-        """Return all committed records of a topic, sorted by partition and offset."""
-        return _records(topic, self.servers)
+        """Return the records of a topic, without aborted ones, sorted by partition and offset."""
+        return _records(topic, self.run.setting.client_settings)
 
     def rows(self, sink: str = "") -> list[dict[str, Any]]:
-        """Return the rows of a sink: the JSON values of a topic, parsed, or the rows of the Parquet files."""
+        """Return the rows of a sink: its topic's JSON values, parsed, or the rows in its Parquet files."""
         found = self.sink(sink)
         if found.topic:
             return [json.loads(record.value or b"null") for record in self.records(found.topic)]
@@ -105,14 +106,14 @@ def _difference(got: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
     return f"{len(wrong):,} of {len(expected):,} differ: {'; '.join(shown)}{rest}"
 
 
-def _records(topic: str, servers: str) -> list[Record]:
+def _records(topic: str, settings: Mapping[str, str]) -> list[Record]:
     from kafkalite.client.blocking.admin import Admin
     from kafkalite.client.blocking.consumer import Consumer
 
-    with Admin(servers) as admin:
+    with Admin(config=settings) as admin:
         count = len(admin.describe_topic(topic).partitions)
     found: list[Record] = []
-    with Consumer(bootstrap_servers=servers, isolation_level="read_committed") as consumer:
+    with Consumer(config={**settings, "isolation.level": "read_committed"}) as consumer:
         partitions = [TopicPartition(topic, number) for number in range(count)]
         ends = consumer.end_offsets(partitions)
         consumer.assign(partitions)
@@ -164,9 +165,10 @@ def _line_of(problem: AssertionError) -> str:
 
 
 def _make_views(run: Run, spark: SparkSession) -> None:
-    """Create a view of each sink's topic or files, with the sink's name (and ``_`` in place of ``-``).
+    """Create views of the topics and files of the sinks.
 
-    If there is only one sink, it also has the view ``output``; the sink ``[sink]`` has only that view.
+    The view of ``[sink]`` is ``output``. The view of ``[sinks.NAME]`` is NAME with ``_`` in place of ``-``,
+    and also ``output`` if there is no other sink. Console sinks have no view.
     """
     for each in run.queries:
         if each.sink.console:
@@ -185,7 +187,8 @@ def _output(run: Run, spark: SparkSession, running: RunningQuery) -> DataFrame:
     if running.sink.parquet:
         # Without rows there may be no file from which Spark could infer the schema.
         return spark.read.schema(running.schema).parquet(run.output_path(running.sink))
-    reader = spark.read.format("kafkalite").option("kafka.bootstrap.servers", run.setting.servers)
+    options = with_brokers({}, {}, run.setting.client_settings)
+    reader = spark.read.format("kafkalite").options(**options)
     frame = reader.option("subscribe", running.sink.topic).load()
     if "value" in running.sink.columns:
         return frame

@@ -91,7 +91,10 @@ def _checked_type(text: str, field: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """Split at the commas outside of brackets and quotes. Raises ValueError for unbalanced brackets."""
+    """Split at the commas outside of brackets and quotes.
+
+    Raises ValueError for unbalanced brackets and for an empty part.
+    """
     parts = [""]
     depth = 0
     is_quoted = False

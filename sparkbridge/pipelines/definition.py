@@ -86,8 +86,8 @@ class Step:
 class Sink:
     """A destination for the rows of the view ``reads``: one of ``topic``, ``parquet`` and ``console`` is set.
 
-    For a topic, ``columns`` maps key, value, headers, partition and timestamp to SQL expressions. Without an
-    expression, value is a JSON object of ``json_columns`` (empty: all columns).
+    For a topic, ``columns`` maps names among key, value, headers, partition and timestamp to SQL expressions.
+    If value is not among them, it is a JSON object of ``json_columns`` (empty: of all columns).
     """
 
     name: str
@@ -150,7 +150,7 @@ class Pipeline:
 
     @property
     def has_one_sink(self) -> bool:
-        """Whether the file declares ``[sink]`` instead of ``[sinks.NAME]``."""
+        """Whether the file declares ``[sink]``, or only a sink with the name ``sink``."""
         return [sink.name for sink in self.sinks] == ["sink"]
 
     @property
@@ -159,7 +159,7 @@ class Pipeline:
         return not self.checkpoint and not all(sink.console for sink in self.sinks)
 
     def group_id(self, sink: Sink) -> str:
-        """Return the consumer group to which the query of ``sink`` commits its progress."""
+        """Return the default consumer group of the query of ``sink``."""
         return self.name if self.has_one_sink else f"{self.name}.{sink.name}"
 
 

@@ -46,7 +46,7 @@ class DemoInput:
 
 
 def records(file: PipelineFile) -> Iterator[DemoRecord]:
-    """Yield the records of the demo input. Raises PipelineError if the file has no [demo]."""
+    """Return an iterator over the records of the demo input. Raises PipelineError without a [demo]."""
     if file.pipeline is None or file.pipeline.demo is None:
         raise PipelineError(f"{file.path} has no [demo]", hint='[demo] load = "load.py:load" makes its input')
     demo = file.pipeline.demo
@@ -54,19 +54,20 @@ def records(file: PipelineFile) -> Iterator[DemoRecord]:
     return starmap(DemoRecord, made)
 
 
-def fill(file: PipelineFile, servers: str) -> dict[str, int]:
-    """Create the demo's topics, send its records, and return the number of records sent to each topic.
+def fill(file: PipelineFile, settings: Mapping[str, str]) -> dict[str, int]:
+    """Create the demo's topics and the sinks' topics. Send the demo's records, with a client of ``settings``.
 
-    Raises TopicAlreadyExistsError if one of the topics exists, before any topic is created.
+    Returns the number of records sent to each topic. If one of the topics exists, creates none and raises
+    TopicAlreadyExistsError.
     """
     from kafkalite.client.blocking.producer import Producer
 
     made = records(file)
     assert file.pipeline is not None and file.pipeline.demo is not None
     outputs = {sink.topic: 1 for sink in file.pipeline.sinks if sink.topic}
-    _make_topics({**outputs, **file.pipeline.demo.topics}, servers)
+    _make_topics({**outputs, **file.pipeline.demo.topics}, settings)
     counts: dict[str, int] = {}
-    with Producer(servers, linger_ms=0) as producer:
+    with Producer(config={**settings, "linger.ms": 0}) as producer:
         while part := list(islice(made, _RECORDS_PER_SEND)):
             for topic in dict.fromkeys(each.topic for each in part):
                 _send(producer, topic, [each for each in part if each.topic == topic])
@@ -75,11 +76,11 @@ def fill(file: PipelineFile, servers: str) -> dict[str, int]:
     return counts
 
 
-def _make_topics(topics: Mapping[str, int], servers: str) -> None:
+def _make_topics(topics: Mapping[str, int], settings: Mapping[str, str]) -> None:
     from kafkalite.client.blocking.admin import Admin
     from kafkalite.errors import TopicAlreadyExistsError
 
-    with Admin(servers) as admin:
+    with Admin(config=settings) as admin:
         there = [topic.name for topic in admin.list_topics() if topic.name in topics]
         if there:  # checked first, so that a failed attempt leaves no topics behind
             raise TopicAlreadyExistsError(

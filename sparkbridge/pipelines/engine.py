@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -46,14 +46,21 @@ Show = Callable[[ShownRows], None]
 class Setting:
     """Where a pipeline runs: brokers, checkpoint directory, and the base of relative output paths.
 
-    ``checkpoint`` is a directory or a URL. A nonempty ``trigger`` overrides the trigger in the file. Relative
-    output paths start at ``outputs`` or, if that is None, at the directory of the pipeline file.
+    ``checkpoint`` is a directory or a URL; None sets none. A nonempty ``trigger`` overrides the trigger in
+    the file. Relative output paths start at ``outputs`` or, if that is None, at the directory of the pipeline
+    file. ``security`` has the settings of clients of ``servers`` for TLS and the login, by dotted name.
     """
 
     servers: str
     checkpoint: str | None = None
     trigger: str = ""
     outputs: Path | None = None
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def client_settings(self) -> dict[str, str]:
+        """The settings of a client of these brokers, by dotted name."""
+        return {"bootstrap.servers": self.servers, **self.security}
 
 
 @dataclass(slots=True)
@@ -86,8 +93,10 @@ class Run:
     def wait(
         self, on_batch: Callable[[RunningQuery, BatchProgress], None], on_tick: Callable[[], None]
     ) -> None:
-        """Wait until all queries have ended. If one fails, stop the others and raise PipelineError. Calls
-        ``on_batch`` for each finished batch, and ``on_tick`` several times a second."""
+        """Wait until all queries have ended. If one fails, stop the others and raise PipelineError.
+
+        Calls ``on_batch`` for each finished batch, and ``on_tick`` several times a second.
+        """
         try:
             alive = list(self.queries)
             while alive:
@@ -106,7 +115,7 @@ class Run:
             return bool(running.query.awaitTermination(seconds))
 
     def stop(self) -> None:
-        """Stop the running queries. An unfinished batch is run again after the next start."""
+        """Stop the running queries. With the same checkpoint, the next run repeats an unfinished batch."""
         from py4j.protocol import Py4JError
 
         for each in self.queries:
@@ -123,19 +132,35 @@ class Run:
 
 
 def output_path(file: PipelineFile, sink: Sink, setting: Setting) -> str:
-    """Return the output path of a Parquet sink. Relative paths start at ``setting.outputs`` or, if that is
-    None, at the file's directory."""
+    """Return the output path of a Parquet sink.
+
+    Relative paths start at ``setting.outputs`` or, if that is None, at the file's directory.
+    """
     if is_url(sink.parquet):
         return sink.parquet
     return str((setting.outputs or file.directory) / Path(sink.parquet).expanduser())
 
 
-def source_options(pipeline: Pipeline, sink: Sink, servers: str) -> dict[str, str]:
-    """Return the source's options in the file, adding brokers and group unless the file sets them."""
-    given = pipeline.source.options
+def source_options(pipeline: Pipeline, sink: Sink, setting: Setting) -> dict[str, str]:
+    """Return the options of ``[source]``. Add the brokers and the group if the file does not set them."""
+    return with_brokers(
+        {"kafka.group.id": pipeline.group_id(sink)}, pipeline.source.options, setting.client_settings
+    )
+
+
+def with_brokers(
+    defaults: Mapping[str, str], given: Mapping[str, str], client_settings: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the options ``given`` in the file, with those of ``defaults`` and of the brokers added.
+
+    If the file names brokers of its own, it must also have the settings of TLS and of the login: no password
+    is sent to other brokers than those that it is meant for.
+    """
     names = {name.lower() for name in given}
-    added = {"kafka.bootstrap.servers": servers, "kafka.group.id": pipeline.group_id(sink)}
-    return {name: value for name, value in added.items() if name not in names} | dict(given)
+    added = dict(defaults)
+    if "kafka.bootstrap.servers" not in names:
+        added |= {f"kafka.{name}": text for name, text in client_settings.items()}
+    return {name: value for name, value in added.items() if name.lower() not in names} | dict(given)
 
 
 def start(
@@ -154,7 +179,7 @@ def start(
                 require_own_output(output_path(file, sink, setting), checkpoint)
     try:
         for sink in pipeline.sinks:
-            options = source_options(pipeline, sink, setting.servers)
+            options = source_options(pipeline, sink, setting)
             with explained(f"[source] {pipeline.source.text}"):
                 records = frames.read_stream(spark, pipeline.source, options, frames.wanted_columns(pipeline))
                 source = frames.decoded(records, pipeline.source.decode, frames.record_columns(pipeline))
@@ -190,8 +215,7 @@ def _start_query(run: Run, frame: DataFrame, sink: Sink, show: Show | None) -> R
 
 
 def _to_topic(run: Run, frame: DataFrame, sink: Sink) -> DataStreamWriter:
-    options: dict[str, str] = {"kafka.bootstrap.servers": run.setting.servers, "topic": sink.topic}
-    options |= sink.options
+    options = with_brokers({"topic": sink.topic}, sink.options, run.setting.client_settings)
     rows = frames.topic_columns(frame, sink)
     if sink.output_mode == "update":  # Spark supports no update mode for a sink in Python
         from sparkbridge import foreach_batch

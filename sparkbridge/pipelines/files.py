@@ -1,4 +1,4 @@
-"""Finds, reads and checks pipeline files, and applies ``--set``. No Spark, no broker."""
+"""Finds, reads and checks pipeline files, and applies ``--set``. Uses neither Spark nor a broker."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class PipelineFile:
         return self.path.resolve().parent
 
     def resolve(self, path: str) -> Path:
-        """Return the absolute path for a path in the file. Relative paths are relative to the file."""
+        """Return the absolute path for a path in the file. Relative paths start at the file's directory."""
         return (self.directory / Path(path).expanduser()).resolve()
 
     def locate(self, path: str) -> str:
-        """Return the absolute path as ``resolve`` does, for Spark. A URL is returned unchanged."""
+        """Return a URL unchanged, and any other path as ``resolve`` does."""
         return path if is_url(path) else str(self.resolve(path))
 
 
@@ -59,11 +59,12 @@ def read(
     has_checkpoint: bool = True,
     sql_problem: Callable[[str], str] | None = None,
 ) -> PipelineFile:
-    """Read and check one file. ``overrides`` are texts ``table.key=value``. Raises OSError, PipelineError.
+    """Read and check one file, or FILE_NAME in the directory ``path``. Raises OSError.
 
-    ``has_checkpoint`` means that the run names a checkpoint. Otherwise there is a warning if the sinks need
-    one and the file names none. ``sql_problem(query)`` returns the syntax error of a query, or ""; without
-    it, queries are not parsed.
+    ``overrides`` are texts ``table.key=value``; raises PipelineError if one cannot be applied. Unless
+    ``has_checkpoint`` (the run names a checkpoint), there is a warning if the sinks need one and the file
+    names none. ``sql_problem(query)`` returns the syntax error of a query, or ""; without it, queries are not
+    parsed.
     """
     if path.is_dir():
         path = path / FILE_NAME
@@ -92,8 +93,10 @@ def read(
 
 
 def apply_override(document: dict[str, Any], override: str) -> None:
-    """Apply an override such as ``sink.topic=out``. A value that is not TOML is a plain string. Raises
-    PipelineError."""
+    """Apply an override such as ``sink.topic=out``. A value that is not TOML is a plain string.
+
+    Raises PipelineError.
+    """
     name, equals, text = override.partition("=")
     parts = _key_parts(name)
     if not equals or not all(parts):
@@ -135,7 +138,7 @@ def _key_parts(name: str) -> list[str]:
 
 
 def _item(listed: list[Any], part: str, override: str) -> Any:
-    if part.isdigit() and 1 <= int(part) <= len(listed):
+    if part.isdecimal() and 1 <= int(part) <= len(listed):
         return listed[int(part) - 1]
     raise PipelineError(f"--set {override!r}: {part!r} is not from 1 to {len(listed)}")
 
@@ -170,9 +173,9 @@ def _looks_like_one(path: Path) -> bool:
 
 
 def find_line(text: str, table: str, key: str) -> int:
-    """Return the line number (from 1) of ``key`` in ``[table]``; 0 if there is no such table.
+    """Return the line number (from 1) of ``key`` in ``[table]``; 0 if neither is found.
 
-    If the table has no such key, returns the line of its heading. Searches the text, because tomllib keeps no
+    If only the table is found, returns the line of its heading. Searches the text, because tomllib keeps no
     line numbers.
     """
     wanted, number = table, 0
@@ -196,9 +199,10 @@ def find_line(text: str, table: str, key: str) -> int:
 
 
 def _headings(text: str, number: int, listed: str) -> list[tuple[str, int, list[str]]]:
-    """Return (name, line number, lines of the body) of each table in ``text``.
+    """Return (name, line number, lines of the body) of each table in ``text``. The first is the top level.
 
-    Of the array of tables ``[[listed]]``, only the table ``number`` (from 1) is returned.
+    Of the array of tables ``[[listed]]``, only the table ``number`` (from 1) gets its name; the name of the
+    other tables of the array is "(another)".
     """
     found: list[tuple[str, int, list[str]]] = [("", 0, [])]
     seen = 0
@@ -284,7 +288,7 @@ def _nearest_file(path: Path) -> str:
 
 
 def _function_problem(function: FunctionRef, path: Path) -> tuple[str, str] | None:
-    """Return (message, hint), or None if ``path`` defines ``function``. The file is parsed, but not run."""
+    """Return (message, hint), or None if ``path`` defines or imports ``function``. Does not run the file."""
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))
     except FileNotFoundError:

@@ -42,8 +42,8 @@ def read_stream(
 def record_columns(pipeline: Pipeline) -> tuple[str, ...]:
     """Return the columns of the struct ``record`` that steps and sinks use; () if they use none.
 
-    If it can't be known which ones, because a step uses the whole struct or is in Python, return all columns;
-    the value only if it is named.
+    If a step is in Python, or if the whole struct, the headers or an unknown column are used, all columns are
+    returned. The column ``value`` is returned only if it is named.
     """
     steps, sinks = pipeline.steps, pipeline.sinks
     texts = [step.sql for step in steps] + [step.watermark.column for step in steps if step.watermark]
@@ -69,7 +69,10 @@ def wanted_columns(pipeline: Pipeline) -> str:
 
 
 def decoded(frame: DataFrame, decode: Decode, record_names: Collection[str]) -> DataFrame:
-    """Return ``frame`` with the value's fields as columns, and a struct ``record`` of ``record_names``."""
+    """Return the fields of the value as columns, and a struct ``record`` of the columns ``record_names``.
+
+    If the format is none, returns ``frame`` unchanged. If ``record_names`` is empty, omits ``record``.
+    """
     from pyspark.sql import functions as sql
 
     if decode.format == "none":
@@ -161,7 +164,10 @@ def function(file: PipelineFile, reference: FunctionRef) -> Callable[..., Any]:
 def views(
     spark: SparkSession, file: PipelineFile, pipeline: Pipeline, source: DataFrame
 ) -> dict[str, DataFrame]:
-    """Return all views by name: ``source``, tables, steps. Raises PipelineError with the failed part."""
+    """Create the temporary views ``source``, of the tables and of the steps. Return them by name.
+
+    Raises PipelineError with the failed part.
+    """
     found: dict[str, DataFrame] = {"source": source}
     for table in pipeline.tables:
         with explained(f"[tables.{table.name}]"):
@@ -186,8 +192,11 @@ def views(
 
 
 def topic_columns(frame: DataFrame, sink: Sink) -> DataFrame:
-    """Return the columns to write to a topic: the sink's expressions. The default of ``value`` is the row as
-    JSON."""
+    """Return the columns to write to a topic: the sink's expressions.
+
+    The default of ``value`` is the row as JSON. A key or value that is neither a string nor binary is cast to
+    a string.
+    """
     names = sink.json_columns or frame.columns
     value = sink.columns.get("value") or f"to_json(struct({', '.join(map(_quoted, names))}))"
     columns = {**sink.columns, "value": value}

@@ -59,7 +59,7 @@ _AGGREGATES: Final = re.compile(r"\bgroup\s+by\b", re.I)
 
 
 def parse_pipeline(document: Mapping[str, Any]) -> tuple[Pipeline, list[Problem]]:
-    """Return the pipeline, with defaults in place of invalid values, and the problems found."""
+    """Return the pipeline and the problems found. If there are errors, the pipeline must not be run."""
     problems: list[Problem] = []
     return _pipeline(Section("", document, problems)), problems
 
@@ -214,7 +214,7 @@ def _decode(source: Section) -> Decode:
 def _text_fields(
     section: Section, fields: tuple[ddl.Field, ...], pattern: str
 ) -> tuple[tuple[ddl.Field, ...], str, dict[str, int]]:
-    """Return (fields, pattern in Java's syntax, {field: group number}).
+    """Return (fields, pattern with the names of groups removed, {field: group number}).
 
     Without a schema, each named group of the pattern is a string field.
     """
@@ -305,7 +305,7 @@ def _watermark(section: Section | None) -> Watermark | None:
 
 
 def _bare(sql: str) -> str:
-    """Return ``sql`` without comments, literals, and function calls that contain FROM."""
+    """Return ``sql`` without comments, literals, and calls such as ``extract(year FROM t)``."""
     return _FROM_INSIDE_CALL.sub("f()", _LITERAL.sub("''", _COMMENT.sub(" ", sql)))
 
 

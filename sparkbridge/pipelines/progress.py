@@ -44,12 +44,12 @@ class Tally:
 
     @property
     def rows_per_second(self) -> float:
-        """Return the number of rows divided by the seconds that were spent in batches."""
+        """Return the number of rows per second spent in batches; 0 without a batch."""
         return self.rows * 1000 / self.busy_ms if self.busy_ms else 0.0
 
     @property
     def batch_ms(self) -> float:
-        """Return the mean duration of a batch in milliseconds."""
+        """Return the mean duration of a batch in milliseconds; 0 without a batch."""
         return self.busy_ms / self.batches if self.batches else 0.0
 
 

@@ -71,9 +71,9 @@ def require_spark() -> None:
 def spark_session(
     name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[SparkSession]:
-    """Open a new session in a new JVM, and end both after the block. JVM and workers write to ``log``.
+    """Start a session, and end it and its JVM after the block. Raises PipelineError if it cannot start.
 
-    Raises PipelineError.
+    The JVM and its workers write their messages to ``log`` (None: to stderr).
     """
     require_spark()
     defaults = {"spark.sql.session.timeZone": "UTC", "spark.log.level": "WARN"}
@@ -115,7 +115,7 @@ def _last_words_of(log: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stderr_to(log: Path | None) -> Iterator[None]:
-    """Redirect the stderr of child processes that are started inside the context to ``log``."""
+    """Redirect stderr, also of child processes that are started inside the context, to ``log``."""
     if log is None:
         yield
         return
@@ -173,8 +173,8 @@ def execute(
 ) -> Report:
     """Run a pipeline until its queries end or Ctrl-C stops them.
 
-    If ``has_checks``, then run the checks of an available-now run that was not stopped. Raises PipelineError
-    for a pipeline that cannot run or that fails.
+    Then run its checks if ``has_checks``, the trigger is available-now and the run was not stopped. Raises
+    PipelineError if a query or check cannot run, or if a query fails.
     """
     listener = listener or Listener()
     pipeline = file.pipeline
@@ -198,11 +198,11 @@ def execute(
 
 
 @contextlib.contextmanager
-def demo_setting(servers: str) -> Iterator[Setting]:
+def demo_setting(servers: str, security: Mapping[str, str] | None = None) -> Iterator[Setting]:
     """Yield a Setting with trigger available-now, and checkpoints and outputs in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="kafkalite-pipeline-") as directory:
         home = Path(directory)
-        yield Setting(servers, str(home / "checkpoint"), AVAILABLE_NOW, home)
+        yield Setting(servers, str(home / "checkpoint"), AVAILABLE_NOW, home, security or {})
 
 
 def execute_demo(
@@ -214,7 +214,9 @@ def execute_demo(
     listener: Listener | None = None,
     on_filled: Callable[[dict[str, int]], None] = _nothing,
 ) -> Report:
-    """Send the demo's input to ``setting.servers``, pass the number of records of each topic to
-    ``on_filled``, then run the pipeline as ``execute`` does."""
-    on_filled(demo.fill(file, setting.servers))
+    """Send the demo's input to ``setting.servers``, then run the pipeline as ``execute`` does.
+
+    Between these two steps, passes the number of records of each topic to ``on_filled``.
+    """
+    on_filled(demo.fill(file, setting.client_settings))
     return execute(spark, file, setting, has_checks=has_checks, listener=listener)

@@ -24,9 +24,10 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A validation error or warning of ``key`` (or "") in ``table``, a name such as ``sinks.counts``.
+    """A validation error or warning about ``key`` in ``table``, whose name is for example ``sinks.counts``.
 
-    A warning does not prevent a pipeline from running. ``line`` counts from 1; 0 means unknown.
+    A problem of the whole table has the key "". A warning does not prevent a pipeline from running. ``line``
+    counts from 1; 0 means unknown.
     """
 
     table: str
@@ -38,7 +39,7 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """Return ``[source] topic``, or "" if the problem concerns the whole file."""
+        """Return the table and the key, such as ``[source] topic``. Either may be missing."""
         if not self.table:
             return self.key
         return f"[{self.table}] {self.key}".rstrip()
@@ -74,7 +75,10 @@ class Section:
         return any(key not in keys and nearest(key, keys) for key in self.values if key not in self._known)
 
     def get(self, key: str, kind: type[T], default: T) -> T:
-        """Return the value if it is of type ``kind``, otherwise ``default``. A boolean is not a number."""
+        """Return the value or, if it is absent or not of type ``kind``, ``default``.
+
+        Reports a value of another type as an error. A boolean is not a number.
+        """
         self._known.append(key)
         if key not in self.values:
             return default
@@ -85,9 +89,10 @@ class Section:
         return default
 
     def text(self, key: str, default: str = "", *, required: str = "") -> str:
-        """Return a nonblank string or ``default``.
+        """Return the string or, if it is absent, blank or of another type, ``default``.
 
-        If ``required`` is not "", the key must exist; ``required`` is the hint of the error.
+        Reports a blank value and another type as an error. If ``required`` is not "", an absent key is an
+        error, too, with ``required`` as its hint.
         """
         found = self.get(key, str, default)
         if key in self.values:
@@ -99,7 +104,7 @@ class Section:
         return found
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return the value if it is a list of strings that are not blank, otherwise ()."""
+        """Return a list of strings that are not blank; () if the key is absent or has another value."""
         listed = self.get(key, list, [])
         if all(isinstance(item, str) and item.strip() for item in listed):
             return tuple(listed)
@@ -147,7 +152,7 @@ class Section:
         return found
 
     def table(self, key: str) -> Section | None:
-        """Return the table ``key`` inside this one, or None if there is none."""
+        """Return the table ``key`` inside this one, or None if the key is absent."""
         if key not in self.values:
             self._known.append(key)
             return None

@@ -52,8 +52,8 @@ def cause(error: BaseException) -> str:
     """Return the cause of ``error`` as one line of text.
 
     Searches the error's full text for the last kafkalite or sparkbridge error, then the last Python error of
-    a traceback, then the first Spark error condition, then the last Java exception. Otherwise returns the
-    first line.
+    a traceback, then the first Spark error condition that is not in _WRAPPERS, then the last Java exception.
+    Otherwise returns the first line.
     """
     text = _all_text(error)
     if ours := _last(_OURS, text):
@@ -73,7 +73,7 @@ def cause(error: BaseException) -> str:
 
 
 def hint(error: BaseException) -> str:
-    """Return advice on the error; "" if the cause already contains it. Call this while Spark's JVM runs."""
+    """Return advice on the error; "" if ``cause`` names the reason. Call this while Spark's JVM runs."""
     if _OTHER_STATE.search(_all_text(error)):
         return "the checkpoint belongs to other steps: use another --checkpoint DIR to start again"
     return "" if _is_named(error) else SEE_LOG
@@ -90,7 +90,7 @@ def _is_named(error: BaseException) -> bool:
 
 
 def last_words(log: str) -> str:
-    """Return the reason why a JVM ended early, from its output ``log``; "" if it printed nothing."""
+    """Return the line of a JVM's output ``log`` that explains its early end; "" if there is none."""
     if uncaught := _UNCAUGHT.search(log):
         return uncaught["text"].strip()
     lines = (line.strip() for line in log.splitlines())
@@ -98,8 +98,10 @@ def last_words(log: str) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Return where the user's Python code failed, such as `` (transform.py:12)``; "" if the error has another
-    cause."""
+    """Return where the user's Python code failed, such as `` (transform.py:12)``.
+
+    Returns "" if the traceback has no line of that code.
+    """
     trace, found = error.__traceback__, ""
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -135,7 +137,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 def explained(where: str) -> Iterator[None]:
     """Convert errors other than KafkaliteError to a PipelineError with the text ``where: cause``.
 
-    If the connection to Spark's JVM broke, the text says that the JVM has ended, and how.
+    If the connection to Spark's JVM broke, the text is that of ``jvm_end``, followed by ``where``.
     """
     try:
         yield
@@ -153,7 +155,8 @@ def explained(where: str) -> Iterator[None]:
 def is_connection_to_jvm(error: BaseException) -> bool:
     """Whether py4j lost the connection to Spark's JVM, or could not open one.
 
-    A function of the user that cannot reach a server raises such errors as well, but not inside py4j.
+    An OSError counts only if it was raised inside py4j: a user's function that cannot reach another server
+    raises an OSError, too.
     """
     kind = type(error).__name__
     if kind == "Py4JNetworkError":
@@ -170,7 +173,7 @@ def is_connection_to_jvm(error: BaseException) -> bool:
 
 
 def jvm_end(exit_code: int | None) -> str:
-    """Return how Spark's JVM ended. A negative ``exit_code`` is that of a signal; None means unknown."""
+    """Return a sentence on the end of Spark's JVM. ``exit_code`` is -N for signal N, or None if unknown."""
     if exit_code is None:
         return "Spark's JVM does not respond: it was killed, crashed or ran out of memory"
     if exit_code >= 0:
@@ -180,7 +183,10 @@ def jvm_end(exit_code: int | None) -> str:
 
 
 def _jvm_exit_code() -> int | None:
-    """Return the exit code of the JVM that pyspark started; None if it runs, or if pyspark started none."""
+    """Return the exit code of the JVM that pyspark started. Wait up to JVM_END_S for its end.
+
+    Returns None if the JVM still runs, or if pyspark started none.
+    """
     process = _jvm_process()
     if process is None:
         return None

@@ -24,10 +24,10 @@ _POSITION: Final = "(line "
 
 
 class SqlSyntax:
-    """Checks the syntax of SQL with Spark's parser. A context manager: its exit stops the JVM, which the
-    first check starts.
+    """Checks the syntax of SQL with Spark's parser, in a JVM.
 
-    If the JVM can't be started, ``unavailable`` is the reason, and no query is checked.
+    A context manager. The first check starts the JVM, and the end of the context stops it. If the JVM cannot
+    be started or fails, ``unavailable`` is the reason, and no more queries are checked.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class SqlSyntax:
                 self._process.wait()
 
     def problem(self, sql: str) -> str:
-        """Return the syntax error of ``sql``, with its line in ``sql`` (from 1); "" if there is none."""
+        """Return the syntax error of ``sql``; "" if there is none, or if the parser is ``unavailable``."""
         if self._parser is None and not self.unavailable:
             self._start()
         if self.unavailable:
@@ -99,9 +99,9 @@ class SqlSyntax:
 
 
 def _at_line(problem: str, message: str, sql: str) -> str:
-    """Return ``problem`` with the line of ``sql`` that Spark's ``message`` names, if it has several."""
+    """Return ``problem`` with the line of ``sql`` that Spark's ``message`` names, if ``sql`` has several."""
     number = message.partition(_POSITION)[2].partition(",")[0]
     lines = sql.splitlines()
-    if len(lines) > 1 and number.isdigit() and 1 <= int(number) <= len(lines):
+    if len(lines) > 1 and number.isdecimal() and 1 <= int(number) <= len(lines):
         return f"{problem}, in its line {number}: {lines[int(number) - 1].strip()}"
     return problem

@@ -1,8 +1,9 @@
 """Aborts the open transactions of a failed or stopped batch, because they block read_committed consumers.
 
-Spark passes the messages of finished tasks to the driver and stops the other tasks. A stopped task reads the
-end of its input and prepares, but its message is never delivered. So the driver finds the open attempts by
-name. It knows only the options of the query, so the name contains a hash of the checkpoint location.
+Spark passes the messages of finished tasks to the driver and stops the other tasks. For a stopped task, the
+input seems to end. So the task prepares its transaction, but its message is never delivered. Therefore the
+driver also looks for open transactions by a mark in their writers' names: a hash of the checkpoint location
+of a stream, or the id of a batch job.
 """
 
 # Tests: tests/sparkbridge/test_stream_writer.py, tests/spark/test_sink.py
@@ -59,9 +60,10 @@ def abort_batch(
 ) -> None:
     """Abort the transactions of a batch as far as possible. Errors are only logged.
 
-    Aborts the writers of ``messages``. Unless ``mark`` (see ``checkpoint_mark``) is empty, also aborts the
-    open attempts with ``mark`` in their names that belong to ``sink_id`` (None: all sinks) and ``batch_id``
-    (None: any batch).
+    Aborts the writers of ``messages``. Unless ``mark`` is empty, also aborts the open writers that have it in
+    their names and belong to ``batch_id`` (None: any batch) of the sink. The sink is that of ``messages`` or,
+    if there are none, ``sink_id`` (None: every sink with the option's transactionalIdPrefix). Does nothing
+    unless exactlyOnce is true.
     """
     if not options.exactly_once:
         return

@@ -1,4 +1,4 @@
-"""The sink of a batch job: either all rows of the job become visible, or none."""
+"""The sink of a batch job. With exactlyOnce, either all rows of the job become visible, or none."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from sparkbridge.sink.task_writer import TaskIdentity, check_settings, write_tas
 class KafkaliteWriter(DataSourceArrowWriter):
     """The writer of one job. Spark pickles it for the tasks and for the commit.
 
-    With ``txnAppId`` and ``txnVersion``, a job that is submitted again with the same pair writes nothing.
-    With ``sinkName``, a job that foreachBatch repeats for the same batch of the stream writes nothing. Raises
-    SparkOptionError and SinkSchemaError before the job starts.
+    With ``txnAppId`` and ``txnVersion``, a job writes nothing if one with the same pair is already committed.
+    With ``sinkName``, a job in foreachBatch writes nothing if the same batch of the stream is already
+    committed. The constructor raises SparkOptionError and SinkSchemaError.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Splits the rows of a task, as Arrow columns, by topic and partition, and keeps their order.
 
-There is no loop over single records. Keys are hashed by column, rows are sorted stably by partition and
-copied once, and the end of a batch is found by binary search in the offsets of the columns.
+There is no loop over single records. Keys are hashed by column, rows are sorted stably by partition, and the
+end of a batch is found by binary search in Arrow's offsets of the columns.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def joined(parts: Sequence[Records]) -> Records:
 
 
 def _chunked(arrays: Sequence[Any], parts: Sequence[Records]) -> Any:
-    """Join ``arrays``, which are one column of ``parts``; an array is None if its part lacks the column.
+    """Join one column of ``parts``. ``arrays`` has its array in each part, or None if the part lacks it.
 
     Nulls replace a missing array. Returns None if all parts lack the column.
     """
@@ -93,8 +93,10 @@ class PartitionSlice(NamedTuple):
 class Splitter:
     """Splits Arrow batches by topic and partition. ``partition_count`` returns a topic's partition count.
 
-    If some rows of an Arrow batch have a key or a partition, ``keyless(topic)`` returns the partition for the
-    other rows. Otherwise ``keyless`` is not called: the rows get NO_PARTITION.
+    ``keyless(topic)`` returns the partition for rows with neither a key nor a partition, if another row of
+    the topic in the same Arrow batch has a key or a partition. If none has, all rows get NO_PARTITION. The
+    partitioners random and hash choose a partition for every row, and in a topic with one partition, every
+    row gets partition 0.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class Splitter:
                 yield PartitionSlice(topic, partition, moved)
 
     def _partitions(self, topic: str, records: Records, count: int, given: Any) -> Any:
-        """Return an int32 array of the records' partitions, or None if no record has a partition or key.
+        """Return an int32 array of the records' partitions, or None if the sender may choose for all.
 
         ``count`` is the number of partitions of ``topic``. ``given`` is the column of the partitions that the
         rows ask for, or None.
@@ -281,7 +283,7 @@ class Sizes:
             self._headers = [_offsets(content.field(0)), _offsets(content.field(1))]
 
     def between(self, start: int, end: int) -> int:
-        """Return the size of the records from ``start`` (inclusive) to ``end`` (exclusive), in bytes."""
+        """Return the bound for the records from ``start`` (inclusive) to ``end`` (exclusive), in bytes."""
         total = (end - start) * self._overhead + (end - start + 3) // 4
         for offsets in self._columns:
             total += offsets[end] - offsets[start]
@@ -293,7 +295,7 @@ class Sizes:
         return total
 
     def end(self, start: int, limit_bytes: int, limit_records: int) -> int:
-        """Return the exclusive end of the largest batch from ``start`` on; ``start`` if no record fits."""
+        """Return the exclusive end of the largest batch within the limits; ``start`` if no record fits."""
         most = min(self._count, start + limit_records)
         if self.between(start, most) <= limit_bytes:
             return most
@@ -305,7 +307,10 @@ class Sizes:
 def cut(
     records: Records, limit_bytes: int, limit_records: int, overhead: int
 ) -> Iterator[tuple[Records, int]]:
-    """Yield (piece, its size in bytes), each of at most ``limit_bytes``. Raises RecordTooLargeError."""
+    """Yield pieces of ``records`` within the limits, each with the bound of its size (see ``Sizes``).
+
+    Raises RecordTooLargeError for a record larger than ``limit_bytes``.
+    """
     sizes = Sizes(records, overhead)
     start = 0
     while start < records.row_count:

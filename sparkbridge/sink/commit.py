@@ -1,7 +1,7 @@
 """Commits a written batch from the driver.
 
-The commit is one call, ``TransactionGroup.finish``, which may be repeated. If a driver crashes between this
-call and Spark's own commit log, it repeats the call after the restart and receives the first result.
+The commit is one call, ``TransactionGroup.finish``, which may be repeated. If a driver crashes after this
+call but before Spark logs the commit, the call is repeated after the restart and returns the first result.
 """
 
 # Tests: tests/sparkbridge/test_stream_writer.py
@@ -21,6 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from kafkalite.client.blocking.transaction_group import TransactionGroup, TransactionGroupWriter
 from kafkalite.client.producer.transaction_group import GroupResult, PreparedWriter
 from kafkalite.errors import (
+    AuthenticationError,
     ConnectionFailedError,
     FinishedBatchError,
     InvalidTransactionTimeoutError,
@@ -44,7 +45,10 @@ logger = logging.getLogger("sparkbridge")
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """A task attempt's message to the driver. ``prepared`` is None if there is no transaction to commit."""
+    """A task attempt's message to the driver.
+
+    ``prepared`` has the fields of a PreparedWriter, or is None if there is no transaction to commit.
+    """
 
     sink_id: str
     batch_id: int
@@ -58,7 +62,7 @@ def commit_batch(
 ) -> GroupResult | None:
     """Make the batch visible to readers. Return None if there is nothing to commit. Raises SinkCommitError.
 
-    If ``is_last``, no batch of this sink follows, so the brokers need not store its name for ever.
+    If ``is_last``, no batch of this sink follows. The brokers then need not store the sink's name for ever.
     """
     spare_collections("commit")
     written = [message for message in messages if isinstance(message, Written)]
@@ -106,9 +110,10 @@ def _retire(group: TransactionGroup) -> None:
 
 
 def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
-    """Return a prepared writer without records, so that the brokers store which query wrote an empty batch.
+    """Return a prepared writer without records. Its name, with the query id, is stored with an empty batch.
 
-    Its name contains the query id. Returns [] if no other query can use the same sink name.
+    So another query with the same sink name is detected. Returns [] if no other query can use this name, if
+    the batch is already committed, or if the brokers refuse the transaction timeout.
     """
     if not one.query_id or one.sink_id == f"{options.transactional_id_prefix}-{one.query_id}":
         return []  # no query, or a name that belongs to this query alone
@@ -134,7 +139,7 @@ def _group(options: SinkOptions, sink_id: str) -> TransactionGroup:
 def attempt_writer(
     options: SinkOptions, sink_id: str, batch_id: int, writer: str, timeout_ms: int
 ) -> TransactionGroupWriter:
-    """Return a transaction group writer named ``writer``. ``timeout_ms`` limits its calls and transaction."""
+    """Return a writer named ``writer``, not started. ``timeout_ms`` limits its calls and its transaction."""
     transaction_timeout_ms = min(timeout_ms, options.transaction_timeout_ms)
     config = {**driver_config(options, timeout_ms), "transaction.timeout.ms": str(transaction_timeout_ms)}
     return TransactionGroupWriter(sink_id, batch_id, writer, config=config)
@@ -150,14 +155,14 @@ C = TypeVar("C", bound=_Client)
 def started(make: Callable[[], C], timeout_ms: int) -> C:
     """Create and start a client. Retry until a broker can be reached, because brokers may be restarting.
 
-    Raises ConnectionFailedError after ``timeout_ms``.
+    Raises ConnectionFailedError after ``timeout_ms``, and AuthenticationError at once.
     """
     deadline_s = time.monotonic() + timeout_ms / 1000
     while True:
         try:
             return make().start()
-        except ConnectionFailedError:
-            if time.monotonic() >= deadline_s:
+        except ConnectionFailedError as error:
+            if isinstance(error, AuthenticationError) or time.monotonic() >= deadline_s:
                 raise
         time.sleep(REACH_PAUSE_S)
 
@@ -171,12 +176,12 @@ def older_batch_error(sink_id: str, batch_id: int, why: str) -> SinkCommitError:
 
 
 def writer_name(query_id: str, attempt: str) -> str:
-    """Return the unique writer name of a task attempt. It begins with the query id and a slash."""
+    """Return the writer name of a task attempt. It begins with the query id and a slash."""
     return f"{query_id}/{attempt}"
 
 
 def _check_same_query(sink_id: str, query_id: str, batch_id: int, result: GroupResult) -> None:
-    """Raise SinkCommitError if another query committed the batch; the rows of this query are not written."""
+    """Raise SinkCommitError if, according to ``result``, another query has committed the batch before."""
     if not result.is_repeated:
         return
     strangers = [name for name in result.winners if not name.startswith(f"{query_id}/")]
@@ -189,11 +194,12 @@ def _check_same_query(sink_id: str, query_id: str, batch_id: int, result: GroupR
 
 
 def driver_config(options: SinkOptions, timeout_ms: int) -> dict[str, str]:
-    """Return the settings of an Admin: the brokers to connect to, and the timeout of a call."""
+    """Return the settings of a client in the driver. Its calls take at most ``timeout_ms``."""
     client = options.client
     common = {name: text for name, text in client.producer.items() if name in _COMMON}
     return {
         **common,
+        **client.security,
         "bootstrap.servers": client.bootstrap_servers,
         "client.id": client.client_id,
         "request.timeout.ms": str(client.request_timeout_ms),

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 def foreach_batch(
     options: Mapping[str, Any] | None = None, /, *, sinkName: str, **more: Any
 ) -> Callable[[DataFrame, int], None]:
-    """Return a function that writes each micro-batch once::
+    """Return a function that writes each micro-batch exactly once, unless ``exactlyOnce`` is false::
 
         to_counts = foreach_batch(
             {"kafka.bootstrap.servers": "localhost:9092"}, topic="counts", sinkName="counts"
         )
         counts.writeStream.outputMode("update").foreachBatch(to_counts).start()
 
-    Options are those of ``df.write.format("kafkalite")``. A written batch is identified by ``sinkName`` and
-    its number: two writes in one batch need two names, and a name belongs to one checkpoint. Raises
-    SparkOptionError.
+    Options are those of ``df.write.format("kafkalite")``, without ``txnAppId`` and ``txnVersion``. The
+    brokers identify a written batch by ``sinkName`` and its number. So two writes in one batch need two
+    names, and a name belongs to one checkpoint. Raises SparkOptionError.
     """
     if not sinkName:
         raise SparkOptionError("sinkName is empty", hint="two writes in one batch need two names")

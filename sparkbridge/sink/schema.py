@@ -2,7 +2,7 @@
 
 ``value`` (string or binary) is required. ``key`` (string or binary), ``headers`` (as in the source),
 ``topic`` (string), ``partition`` (int) and ``timestamp`` (timestamp) are optional. Other columns are ignored,
-as in Spark's Kafka connector, with a warning if the name is similar to one of these.
+as in Spark's Kafka connector, with a warning if the name is similar to one of these that is absent.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
     """The writer of a stream. Spark pickles one instance for the tasks and creates another for each commit.
 
     Instances exchange only the messages of tasks. ``overwrite`` is true in complete mode; the whole result is
-    then appended, as in Spark's Kafka connector. Raises SparkOptionError and SinkSchemaError before the query
-    starts.
+    then appended, as in Spark's Kafka connector. The constructor raises SparkOptionError and SinkSchemaError.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
@@ -41,7 +40,7 @@ class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
         commit_batch(self.options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Abort the transactions of a batch that failed or was stopped. The next start runs it again."""
+        """Abort the transactions of a batch that failed or was stopped."""
         name = self.options.sink_name
         sink_id = None if name is None else f"{self.options.transactional_id_prefix}-{name}"
         abort_batch(self.options, messages, self.mark, sink_id=sink_id, batch_id=batchId)

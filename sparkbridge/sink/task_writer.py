@@ -71,7 +71,10 @@ class TaskIdentity(NamedTuple):
 def write_task(
     batches: Iterator[Any], columns: SinkColumns, options: SinkOptions, task: TaskIdentity
 ) -> Written:
-    """Write all rows and return the message for the driver. Raises SinkCommitError and client errors."""
+    """Write all rows, unless the batch is already committed, and return the message for the driver.
+
+    Raises SinkCommitError and client errors.
+    """
     spare_collections("write")
     batches = (batch for batch in batches if batch.num_rows)
     prepared: PreparedWriter | None = None
@@ -146,7 +149,7 @@ def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
 
 
 def check_settings(options: SinkOptions) -> None:
-    """Raise SparkOptionError if the producer settings among the options contradict each other."""
+    """Raise SparkOptionError if the producer would refuse the settings among the options."""
     settings = _settings(options)
     if options.exactly_once:
         settings |= {"transactional.id": "any", "transaction.timeout.ms": options.transaction_timeout_ms}
@@ -160,6 +163,7 @@ def _settings(options: SinkOptions) -> dict[str, Any]:
     client = options.client
     return {
         **client.producer,
+        **client.security,
         "bootstrap.servers": client.bootstrap_servers,
         "client.id": client.client_id,
         "request.timeout.ms": str(client.request_timeout_ms),
@@ -168,7 +172,7 @@ def _settings(options: SinkOptions) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _joined_writer(options: SinkOptions, task: TaskIdentity) -> Iterator[TransactionGroupWriter]:
-    """Yield a writer that has joined the batch. If the block raises an exception, abort its transaction."""
+    """Yield a writer that has joined the batch, and close it. If the block raises, abort its transaction."""
     writer = _joined(options, task)
     try:
         yield writer
@@ -206,7 +210,7 @@ _producers: dict[tuple[Any, ...], Producer] = {}
 
 
 def _pooled_producer(options: SinkOptions) -> Producer:
-    """Return the idempotent producer with these settings, which all tasks of this process share."""
+    """Return the producer with the settings of ``options``, which all tasks of this process share."""
     settings = _settings(options)
     key = (os.getpid(), *sorted(settings.items()))
     producer = _producers.get(key)
@@ -267,7 +271,8 @@ class _OpenBatch:
     def own(self) -> None:
         """Copy the last of ``records`` into new memory, so that its Arrow batch can be freed.
 
-        If there are many small items, the copy also includes the preceding items that are not larger.
+        If there are many small items, the copy also includes preceding items, as long as they have no more
+        rows than the items after them together.
         """
         last = [self.records.pop()]
         row_count = last[0].row_count
@@ -289,10 +294,11 @@ class BatchSender(Protocol):
 
 
 class TopicWriter:
-    """Gathers partition slices into batches as large as the topic allows, and passes them to the producer.
+    """Gathers partition slices into batches within the topic's size limit, and passes them to the producer.
 
-    Invariant: in each partition, records with a key or a given partition are sent in input order, and so are
-    records with neither. In a topic with one partition, all records are sent in input order.
+    Invariant: in each partition, records with a key or a given partition are sent in input order. Records
+    with neither are sent in input order among themselves. In a topic with one partition, all records are sent
+    in input order.
     """
 
     def __init__(
@@ -336,7 +342,7 @@ class TopicWriter:
             self._send(*max(self._open, key=lambda key: self._open[key].held_bytes))
 
     def flush(self) -> None:
-        """Send all open batches."""
+        """Pass all open batches to the producer."""
         while self._open:
             self._send(*next(iter(self._open)))
 
@@ -395,7 +401,7 @@ class TopicWriter:
         return limit_bytes
 
     def _keyless(self, topic: str) -> int:
-        """Return the next partition for records without a key."""
+        """Return the partition that the partitioner now chooses for records without a key."""
         count = self._partition_count(topic)
         chosen = self._partitioner.partition(topic, None, None, count)
         assert chosen is not None, "only a function may leave the choice"
@@ -409,8 +415,8 @@ class TopicWriter:
         return self._keyless(topic)
 
     def _go_on(self, topic: str, record_count: int) -> None:
-        """Notify the partitioner that ``record_count`` keyless records were sent to its chosen partition.
+        """Report ``record_count`` records to the partitioner, so that it may choose another partition.
 
-        The partitioner may choose another partition for the next records.
+        The number may include records with a key from the same Arrow batch.
         """
         self._partitioner.on_batch_closed(topic, self._chosen[topic], record_count)

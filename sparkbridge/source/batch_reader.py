@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _PushFilters:
-    """A descriptor for the reader's ``pushFilters``, with the attribute ``__func__`` that Spark reads.
+    """A callable for the reader's ``pushFilters``, with the attribute ``__func__`` that Spark reads.
 
     If it were a method, Spark would raise an error while filter pushdown is disabled, which is the default.
     """
@@ -38,7 +38,7 @@ class _PushFilters:
 
 
 class KafkaliteReader(DataSourceReader):
-    """Plans and reads one batch job. Raises SparkOptionError and SourceSchemaError before the job starts."""
+    """Plans and reads one batch job. The constructor raises SparkOptionError and SourceSchemaError."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         check_projection(schema)
@@ -54,12 +54,12 @@ class KafkaliteReader(DataSourceReader):
         return SparkCluster.shared(self._options.client)
 
     def push(self, filters: Sequence[Any]) -> list[Any]:
-        """Limit the ranges to read by ``filters``. Return all filters, so that Spark applies them again."""
+        """Apply ``filters`` to the ranges to read. Return all filters, so that Spark applies them again."""
         self._pruning = Pruning.of(filters)
         return list(filters)
 
     def partitions(self) -> list[InputPartition]:
-        """Return one range per task. Raises DataLossError and the errors of ``start_and_end``."""
+        """Return one range per task. Raises DataLossError, and SparkOptionError (see ``snapshots``)."""
         options, cluster, ending = self._options, self._cluster, self._options.ending
         assert ending is not None, "a batch always has an end"
         snapshot = snapshots.first_snapshot(cluster, options)

@@ -83,7 +83,10 @@ class SparkBatchBuilder:
             self.size_bytes += HEADER_BYTES + _size_bytes(body)
 
     def build(self) -> pa.RecordBatch:
-        """Return and drop the gathered records. Raises CorruptBatchError, SourceSchemaError, RecordError."""
+        """Return the gathered records, and start again without records.
+
+        Raises CorruptBatchError, SourceSchemaError, RecordError.
+        """
         pieces, count = self._pieces, self.row_count
         self._pieces, self.row_count, self.size_bytes = [], 0, 0
         return pa.RecordBatch.from_arrays([make(pieces, count) for make in self._makers], schema=self._schema)
@@ -137,7 +140,8 @@ def _binary(
 def _binary_array(view: BinaryView | None, piece: Piece, field: pa.Field, where: str) -> pa.Array:
     """Return the rows of ``piece`` in ``view`` as an array.
 
-    Raises CorruptBatchError for invalid offsets. ``where`` names the partition in the error.
+    Raises CorruptBatchError for invalid offsets, unless ``piece`` is whole: then the caller must check them.
+    ``where`` names the partition in the error.
     """
     if view is None:
         return pa.nulls(piece.row_count, field.type)

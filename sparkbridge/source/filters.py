@@ -33,9 +33,10 @@ _TYPES: Final[Mapping[str, type]] = {"topic": str, "partition": int, "offset": i
 class Pruning:
     """Limits on the records to read, derived from filters that must all hold.
 
-    ``topics`` and ``partitions`` are (comparison, value) pairs. Offsets are from ``first`` (inclusive) to
-    ``until`` (exclusive). ``from_ms`` is the minimum timestamp of the wanted records. There is no maximum,
-    because the timestamps of a log need not ascend: a record with an earlier timestamp may follow.
+    ``topics`` and ``partitions`` are pairs (class name of a filter, its operand). Offsets are from ``first``
+    (inclusive) to ``until`` (exclusive). ``from_ms`` is the minimum timestamp of the wanted records. There is
+    no maximum, because the timestamps of a log need not ascend: a record with an earlier timestamp may
+    follow.
     """
 
     topics: tuple[tuple[str, Any], ...] = ()
@@ -94,7 +95,7 @@ class Pruning:
     ) -> list[OffsetRange]:
         """Return ``ranges`` without offsets below those in ``found``, the results of looking up ``times``.
 
-        None means that all records of the partition are older, so its ranges are omitted. Ranges of
+        If a result is None, all records of the partition are older, so its ranges are omitted. Ranges of
         partitions that are not in ``found`` stay unchanged.
         """
         kept: list[OffsetRange] = []

@@ -1,8 +1,8 @@
 """Decides, in the driver, where the next batch of a source ends and which records were lost.
 
 Pure: positions, a snapshot of the logs and the time are arguments, and losses are results. The readers make
-the look-ups, and raise or warn. The end of a batch and the start that Spark stores contain everything that a
-replay needs: ``ranges`` depends only on these two and on the current log starts.
+the look-ups, and raise or warn. Spark stores the start and the end of each batch. For a replay, ``ranges``
+needs only these two, the options, and the current log starts and topic ids.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _NOWHERE: Final = -1  # the position in a partition that was never read
 class BytesLookup(NamedTuple):
     """Requests the positions between ``starts`` and ``ends`` up to which ``max_bytes`` can be read.
 
-    The partition ``first`` has priority, because the previous batch contained none of its records.
+    The partition ``first`` has priority: it is the one that has been left out of the most batches in a row.
+    None means that no partition was left out.
     """
 
     starts: Positions
@@ -49,7 +50,7 @@ class BytesLookup(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """One partition when a batch is planned. Earlier batches have read it up to ``position``.
+    """One partition when a batch is planned. Earlier batches have read it up to ``position`` (or _NOWHERE).
 
     The offsets from ``start`` (inclusive) to ``target`` (exclusive) can be read now.
     """
@@ -101,8 +102,8 @@ class _Draft(NamedTuple):
 class Proposal:
     """A planned batch. ``end`` is its end, or ``start`` itself if there is no batch.
 
-    If ``wants_bytes`` is set, pass the result of that look-up to ``SourcePlan.cut`` before using ``end``.
-    ``seen`` holds the log ends; if there is no batch, the reader waits for data beyond them.
+    If ``wants_bytes`` is set, pass the result of that look-up to ``SourcePlan.cut`` and use the Proposal that
+    it returns. ``seen`` holds the log ends; if there is no batch, the reader waits for data beyond them.
     """
 
     start: StreamOffset
@@ -137,7 +138,8 @@ class SourcePlan:
     def initial(self, snapshot: Snapshot, starting: Positions) -> StreamOffset:
         """Return the start offset of a new query. Later calls return the first result.
 
-        Raises StartOffsetMismatchError if JSON in endingOffsets does not name exactly the partitions to read.
+        Raises StartOffsetMismatchError if an ending option does not give a position for exactly the
+        partitions to read.
         """
         if self._initial is None:
             if self.options.ending is not None:
@@ -154,7 +156,7 @@ class SourcePlan:
         self._cap = None
 
     def needed_lookups(self, snapshot: Snapshot, now_ms: int) -> Lookups:
-        """Return the times of ending options for which ``latest`` needs offsets that were not looked up yet.
+        """Return the times in the ending option whose offsets ``latest`` still needs.
 
         Look them up after the snapshot was taken: if there is no offset for a time, then the snapshot has no
         record at or after that time.
@@ -181,8 +183,9 @@ class SourcePlan:
         is_limited: bool,
         results: LookupResults = NO_RESULTS,
     ) -> Proposal:
-        """Return a Proposal for the batch after ``start``, which ends at the log ends unless ``is_limited``.
+        """Return a Proposal for the batch after ``start``.
 
+        If ``is_limited``, minOffsetsPerTrigger, maxOffsetsPerTrigger and maxBytesPerTrigger apply.
         ``results`` are the results of ``needed_lookups``. The first batch of a query is run even if it is
         empty, so that Spark first logs where the query began.
         """
@@ -233,9 +236,10 @@ class SourcePlan:
     def ranges(
         self, start: StreamOffset, end: StreamOffset, snapshot: Snapshot
     ) -> tuple[list[OffsetRange], list[Loss]]:
-        """Return the ranges of the batch's tasks, and the losses. Repeated calls return the same ranges.
+        """Return the ranges of the batch's tasks, and the losses.
 
-        ``@from`` in ``end`` overrides ``start``. They differ if ``start`` was determined again after a crash.
+        Repeated calls return the same ranges unless records were deleted in between. For partitions in
+        ``end.from_``, ``start`` is ignored: after a crash in the first batch, Spark may pass another start.
         """
         first = {tp: end.from_.get(tp, start.positions.get(tp)) for tp in end.positions}
         whole, losses = whole_ranges(first, end.positions, end.ids, snapshot)
@@ -333,9 +337,9 @@ def share_out(
 ) -> dict[TopicPartition, int]:
     """Divide ``limit`` offsets in proportion to the lags (above 0). Return ``lags`` if their sum fits.
 
-    The remainder of rounding goes first to partitions whose share is below one offset, in the order of
-    ``waits``, the number of batches in which the partition had no share. So no partition waits for ever. The
-    rest goes to the largest remainders.
+    ``waits`` is the number of batches in a row in which a partition had no share. What is left after rounding
+    down goes first to partitions without a share, the longest wait first, so that no partition waits for
+    ever. The rest goes to the largest remainders.
     """
     total = sum(lags.values())
     if total <= limit:
@@ -383,7 +387,10 @@ def whole_ranges(
 
 
 def went_back(start: StreamOffset, snapshot: Snapshot) -> list[TopicPartition]:
-    """Return the partitions whose log ends before ``start``. The caller must then take another snapshot."""
+    """Return the partitions whose log ends before their position in ``start``.
+
+    Topics that were created again are omitted.
+    """
     return [
         tp
         for tp, bounds in assigned(snapshot).items()

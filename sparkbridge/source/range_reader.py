@@ -2,7 +2,7 @@
 
 The next fetch is sent before the last response is unpacked, so that the broker works while the rows are sent
 to the JVM. A task holds one response and has another in flight, each of about ``CHUNK_BYTES`` (or one batch,
-if it is larger), and the rows for the next RecordBatch, which are no larger.
+if it is larger). In addition, it holds the rows for the next RecordBatch.
 
 Offsets without a record (transaction markers, aborted transactions, compacted records) are not a loss.
 Records before the log start, beyond the end of the log, or of a topic that was deleted or created again are
@@ -62,9 +62,10 @@ def read_range(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the records of ``range_`` in ``schema``, which has passed ``check_projection``.
 
-    Raises DataLossError, CorruptBatchError with the topic, partition and offset, and the errors of
-    ``SparkCluster.fetch``. Raises RequestTimeoutError if an offset of the range does not become readable
-    within kafkaConsumer.pollTimeoutMs, for example because the partition has no leader.
+    Raises DataLossError, SourceSchemaError, RecordError, CorruptBatchError with the topic, partition and
+    offset, and the errors of ``SparkCluster.fetch``. Raises RequestTimeoutError if an offset of the range
+    does not become readable within kafkaConsumer.pollTimeoutMs, for example because the partition has no
+    leader.
     """
     if range_.start >= range_.end:
         return
@@ -160,7 +161,10 @@ class _RangeReader:
             return None
 
     def _spans(self, fetched: Fetched) -> list[tuple[int, int, int]]:
-        """Return (start byte, end byte, next offset) of each batch. Moves the position past the batches."""
+        """Return (start byte, end byte, next offset) of each batch. Moves the position past the batches.
+
+        Raises CorruptBatchError for bytes that are not a batch.
+        """
         payload = fetched.payload
         spans = [
             (at, at + length, base_offset + last_offset_delta + 1)
@@ -178,8 +182,11 @@ class _RangeReader:
         return spans
 
     def _readable(self, fetched: Fetched, spans: list[tuple[int, int, int]]) -> Iterator[RecordBatch]:
-        """Yield the batches at ``spans`` with a checked CRC. Omit control batches and, with read_committed,
-        batches of aborted transactions."""
+        """Yield the batches at ``spans``, except control batches and batches of aborted transactions.
+
+        With read_uncommitted, batches of aborted transactions are included. Raises CorruptBatchError, for
+        example for a wrong CRC.
+        """
         payload = fetched.payload
         isolation = AbortedFilter(fetched.aborted if self._is_read_committed else ())
         for start, end, next_offset in spans:
@@ -280,8 +287,8 @@ class _RangeReader:
     def _on_unknown(self, error: UnknownTopicOrPartitionError) -> None:
         """Report the rest of the range as lost if its topic or partition was deleted.
 
-        If the brokers' metadata still has the partition, its leader lags behind: returns for a retry; at the
-        deadline, raises ``error``.
+        If the brokers' metadata still has the partition, its leader lags behind. Then pause and return, so
+        that the caller retries, or raise ``error`` if the deadline has passed.
         """
         if not self._has_topic():
             return
@@ -295,9 +302,10 @@ class _RangeReader:
             raise error
 
     def _on_out_of_range(self, error: OffsetOutOfRangeError) -> None:
-        """Move to the next existing record and report the records before it as lost.
+        """Report the records that do not exist any more as lost, and move the position past them.
 
-        If no record was lost, returns for a retry; at the deadline, raises ``error``.
+        If no record was lost, pause and return, so that the caller retries, or raise ``error`` if the
+        deadline has passed.
         """
         if not self._has_topic():
             return

@@ -62,7 +62,11 @@ def source_schema(*, include_headers: bool = False, headers_as_map: bool = False
 
 
 def check_projection(schema: StructType) -> None:
-    """Raise SourceSchemaError unless ``schema`` has only columns of the source, with allowed types."""
+    """Raise SourceSchemaError unless ``schema`` has only columns of the source, with allowed types.
+
+    Raises it also for a schema without columns, for a column that occurs twice, and for a column or header
+    value that is NOT NULL although a record may lack it.
+    """
     if not schema.fields:
         raise SourceSchemaError("the schema given to the source has no columns", hint=_choice())
     seen: set[str] = set()

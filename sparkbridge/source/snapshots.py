@@ -55,9 +55,9 @@ def steady_snapshot(
 ) -> dict[str, TopicSnapshot]:
     """Return a snapshot that matches ``offset``. Retry up to fetchOffset.numRetries times.
 
-    A snapshot does not match if a partition is missing, ends before its position in ``offset``, or has
-    another topic id. If no retry gets a match, returns the last snapshot. Retries go to other brokers,
-    because a new broker or leader may lag behind.
+    A snapshot does not match if a partition in ``offset`` is missing, ends before its position, or has
+    another topic id. If no snapshot matches, returns the last one. Retries prefer other brokers, because the
+    metadata of a broker may be old.
     """
     return _steady(cluster, options, offset, lambda: snapshot_now(cluster, options))
 
@@ -187,7 +187,7 @@ def look_up(cluster: SparkCluster, options: SourceOptions, asked: Lookups) -> Lo
 
 
 def report_losses(losses: Collection[Loss], *, is_failing: bool) -> None:
-    """Raise DataLossError if ``is_failing``, otherwise issue one warning for all losses."""
+    """If there are losses, raise DataLossError if ``is_failing``; otherwise issue one warning for all."""
     if not losses:
         return
     listed = "; ".join(str(loss) for loss in list(losses)[:_LOSSES_SHOWN])

@@ -20,11 +20,14 @@ class StartOffsetMismatchError(SparkOptionError):
 
 
 class NoOffsetForTimeError(SparkOptionError):
-    """Every record is older than the starting time, and startingOffsetsByTimestampStrategy is ``error``."""
+    """A partition has no record at or after its starting time, and the strategy is ``error``.
+
+    The strategy is the option startingOffsetsByTimestampStrategy.
+    """
 
 
 class StartAfterEndError(SparkOptionError):
-    """The start of a batch is after its end."""
+    """In a partition, the start of a batch job is after its end."""
 
 
 class Lookups(NamedTuple):
@@ -66,7 +69,7 @@ class Bounds(NamedTuple):
 def assigned(
     snapshot: Snapshot, assign: Mapping[str, Sequence[int]] | None = None
 ) -> dict[TopicPartition, Bounds]:
-    """Return the bounds of the partitions that are read, in order. ``assign`` (None: all) selects them.
+    """Return the bounds of the partitions in ``assign`` (None: all) that ``snapshot`` has, in order.
 
     If an open transaction holds the last stable offset below the log start, the end is the log start.
     """
@@ -121,10 +124,11 @@ def time_of(where: Where, now_ms: int) -> int | None:
 def resolve_starting(
     spec: StartingSpec, partitions: Mapping[TopicPartition, Bounds], results: LookupResults = NO_RESULTS
 ) -> Resolved:
-    """Return start positions. An offset outside a log is replaced by the nearer end and reported as a loss.
+    """Return the start positions.
 
-    With ``group``, a partition without a committed offset starts at its log start, so that no record is
-    skipped. Raises StartOffsetMismatchError and NoOffsetForTimeError.
+    A requested offset outside the log is replaced by the nearest position in it and reported as a loss. With
+    ``group``, a partition without a committed offset starts at its log start, so that no record is skipped.
+    Raises StartOffsetMismatchError and NoOffsetForTimeError.
     """
     check_match(spec, partitions)
     positions: Positions = {}

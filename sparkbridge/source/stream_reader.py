@@ -1,8 +1,8 @@
 """KafkaliteStreamReader: the source of a stream, as Spark calls it.
 
 Spark creates one instance in the driver's stream process (one per query) and calls its methods for offsets
-and partitions. It pickles a second instance in a planning worker for the tasks, in which it calls ``read``
-with an OffsetRange. The instances share no state.
+and partitions. It creates and pickles a second instance in a planning worker. The tasks unpickle this one and
+call its ``read`` with an OffsetRange. The instances share no state.
 
 A query waits for data in ``latestOffset``, with long polls: an idle query sends few requests, and new records
 are noticed at once. The ``start`` of ``latestOffset`` is the end of the last finished batch. If the query has
@@ -52,7 +52,7 @@ OffsetJson = dict[str, Any]
 
 
 class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans and reads micro-batches. Raises SparkOptionError, SourceSchemaError before the query starts."""
+    """Plans and reads micro-batches. The constructor raises SparkOptionError and SourceSchemaError."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         check_projection(schema)
@@ -84,8 +84,9 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def initialOffset(self) -> OffsetJson:
         """Return the start offset of a new query.
 
-        Spark calls this twice for a new query, and again after a crash in the first batch, when it ignores
-        the result. Therefore errors are stored, and ``latestOffset`` raises them.
+        Spark calls this twice for a new query. It calls this again after a crash in the first batch, but then
+        ignores the result. Therefore a SparkOptionError or DataLossError is stored, and ``latestOffset``
+        raises it.
         """
         if self._initial is None:
             try:
@@ -112,7 +113,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._plan.prepare_available_now()
 
     def getDefaultReadLimit(self) -> Any:
-        """Return one of the configured limits: Spark accepts only one, and ``latestOffset`` applies all."""
+        """Return one of the configured limits or ReadAllAvailable. ``latestOffset`` applies all limits."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -123,10 +124,10 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable()
 
     def latestOffset(self, start: OffsetJson, limit: Any) -> OffsetJson:
-        """Return the end of the next batch; ``start`` itself if there is nothing to read.
+        """Return the end of the next batch, or ``start`` itself if there is no batch to run now.
 
-        If ``limit`` is ReadAllAvailable (Trigger.Once), the limits are not applied. Raises DataLossError, and
-        SparkOptionError for a query that cannot start.
+        If ``limit`` is ReadAllAvailable (as with Trigger.Once), the limits are not applied. Raises
+        DataLossError, and SparkOptionError for a query that cannot start.
         """
         begin = StreamOffset.parse(start)
         if begin.is_initial and self._initial_error is not None:
@@ -212,9 +213,9 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
-        """Return the ranges of a batch, one per task. The same arguments always give the same offsets.
+        """Return the ranges of a batch, one per task.
 
-        Raises DataLossError.
+        The same arguments give the same ranges unless records were deleted in between. Raises DataLossError.
         """
         until = StreamOffset.parse(end)
         if self._planned is not None and self._planned[0] == end:

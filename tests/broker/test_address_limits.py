@@ -8,7 +8,7 @@ import pytest
 
 from kafkalite import Broker
 from kafkalite.broker.addresses import resolve_overrides
-from kafkalite.broker.quotas.address_limits import AddressLimits, parse_overrides
+from kafkalite.broker.quotas.address_limits import AddressLimits, canonical, parse_overrides
 from kafkalite.errors import ConfigError
 from proof.waiting import eventually
 
@@ -41,6 +41,24 @@ def test_an_ipv4_peer_of_an_ipv6_listener_has_one_count() -> None:
     assert not limits.admit("::ffff:10.0.0.7")
     limits.forget("::ffff:10.0.0.7")
     assert limits.admit("10.0.0.7")
+
+
+def test_addresses_have_one_spelling() -> None:
+    assert canonical("::ffff:10.0.0.7") == "10.0.0.7"
+    assert canonical("fe80::1%eth0") == "fe80::1"
+    assert [canonical(host) for host in ("10.0.0.7", "::1", "inproc")] == ["10.0.0.7", "::1", "inproc"]
+
+
+async def test_rules_and_quotas_see_the_ipv4_address_of_a_client_of_an_ipv6_listener() -> None:
+    """Otherwise neither a rule that denies 127.0.0.1 nor a quota of this address would apply to it."""
+    async with Broker(listeners="[::]:0", advertised_listeners="localhost:1") as broker:
+        port = int(broker._server.addresses[0].rpartition(":")[2])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        await eventually(lambda: broker._server.connection_count == 1)
+        (connection,) = broker._server._connections
+        assert connection.host == connection.client.host == "127.0.0.1"
+        assert connection.client.peer.startswith("127.0.0.1:")
+        writer.close()
 
 
 def test_overrides() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, 
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.messages import admin
 from kafkalite.protocol.messages.cluster import AllocateProducerIdsResponse, FetchMetadataRequest
+from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing import Cluster, disconnect_next, fail_next
 
@@ -136,12 +139,43 @@ def test_r51_starts_are_counted_in_the_directory(caplog: pytest.LogCaptureFixtur
     disk = MemoryFileSystem(crashable=True)
     disk.make_dirs("/data")
     disk.sync_dir("/")
-    assert [count_start(disk, "/data") for _ in range(3)] == [1, 2, 3]
+    assert [count_start(disk, "/data").number for _ in range(3)] == [1, 2, 3]
     disk.crash(random.Random(1))
-    assert count_start(disk, "/data") == 4
+    assert count_start(disk, "/data")[:2] == (4, False)
     disk.write_atomically("/data/start-count", b"garbage")
-    assert count_start(disk, "/data") == 1
+    assert count_start(disk, "/data").number == 1
     assert "count of starts is unreadable" in caplog.text
+
+
+@pytest.mark.parametrize("is_real", [False, True])
+def test_r59_a_copied_directory_is_a_copy_until_it_is_accepted(
+    is_real: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = RealFileSystem() if is_real else MemoryFileSystem()
+    directory = str(tmp_path / "data") if is_real else "/data"
+    disk.make_dirs(directory)
+    assert not count_start(disk, directory).is_copy
+    assert not count_start(disk, directory).is_copy
+    if is_real:
+        (tmp_path / "data" / "start-count").chmod(0o640)
+        assert count_start(disk, directory)[:2] == (3, False), "another change of the directory"
+        shutil.copytree(directory, tmp_path / "copy", copy_function=shutil.copy2)
+        shutil.rmtree(directory)
+        shutil.copytree(tmp_path / "copy", directory, copy_function=shutil.copy2)
+    else:
+        assert count_start(disk, directory)[:2] == (3, False)
+        disk.write_atomically(f"{directory}/start-count", disk.read_bytes(f"{directory}/start-count"))
+    assert count_start(disk, directory)[:2] == (4, True)
+    assert "data directory was copied" in caplog.text
+    start = count_start(disk, directory)
+    assert start.is_copy, "the node has not caught up before"
+    start.accept_copy()
+    assert count_start(disk, directory)[:2] == (6, False)
+    older = disk.read_bytes(f"{directory}/start-count"), disk.read_bytes(f"{directory}/start-file")
+    count_start(disk, directory)
+    for name, content in zip(("start-count", "start-file"), older, strict=True):
+        disk.write_atomically(f"{directory}/{name}", content)
+    assert count_start(disk, directory)[:2] == (7, True), "only what has changed was restored"
 
 
 def test_the_metadata_as_a_tree() -> None:

@@ -210,6 +210,8 @@ def test_a_node_of_a_cluster() -> None:
     config = BrokerConfig.from_settings(ONE_OF_THREE)
     assert (config.is_broker, config.is_controller, config.has_peers) == (True, True, True)
     assert config.voters == {1: "a:9093", 2: "b:9093", 3: "c:9093"}
+    assert config.controller_settings().voters == {1, 2, 3}
+    assert BrokerConfig.from_settings({"node.id": 7}).controller_settings().voters == {7}  # the only node
     controller = BrokerConfig.from_settings(ONE_OF_THREE | {"process.roles": "controller", "listeners": ""})
     assert (controller.is_broker, controller.is_controller) == (False, True)
     broker = BrokerConfig.from_settings(ONE_OF_THREE | {"process.roles": "broker", "node.id": 4})

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC, partition_of
+from kafkalite.broker.coordination.internal_topics import GROUP, partition_of
 from kafkalite.broker.coordination.shard import Shard
 from kafkalite.broker.server.responses import Pending, Refusal, Reply, settled
 from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, TopicShape
@@ -27,7 +27,7 @@ from kafkalite.errors import (
     NotEnoughReplicasError,
     PolicyViolationError,
 )
-from kafkalite.model import NO_PRODUCER_ID
+from kafkalite.model import NO_PRODUCER_ID, OFFSETS_TOPIC
 from kafkalite.protocol.messages import admin, groups
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing import Cluster, VirtualClock

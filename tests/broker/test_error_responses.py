@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.error_responses import KEPT_TEXTS, translate, without_texts
 from kafkalite.errors import (
     BatchTooLargeError,
     ConfigError,
@@ -19,6 +19,7 @@ from kafkalite.errors import (
     RemoteProtocolError,
 )
 from kafkalite.limits import MAX_ERROR_MESSAGE_LENGTH
+from kafkalite.protocol.messages.admin import DeleteTopicsResponse, TopicResult
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,12 @@ def test_unexpected_errors_are_logged_under_the_id_that_the_client_receives(
 def test_a_broken_invariant_is_not_translated() -> None:
     with pytest.raises(AssertionError, match="broken"):
         translate(AssertionError("broken"))
+
+
+def test_only_the_first_items_of_a_large_response_keep_their_texts() -> None:
+    failed = [TopicResult(f"t{number}", 3, "no such topic") for number in range(KEPT_TEXTS + 2)]
+    created = TopicResult("new", 0, None)
+    shorter = without_texts(DeleteTopicsResponse(0, "text", [created, *failed]))
+    assert shorter == DeleteTopicsResponse(
+        0, "text", [created, *failed[:-2], *(one._replace(error_message=None) for one in failed[-2:])]
+    )

@@ -15,7 +15,7 @@ import pytest
 
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.cluster.node_state import NodeState
-from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC, TRANSACTION
+from kafkalite.broker.coordination.internal_topics import GROUP, TRANSACTION
 from kafkalite.errors import (
     BrokerError,
     ConnectionFailedError,
@@ -28,7 +28,7 @@ from kafkalite.errors import (
     UnknownMemberIdError,
     broker_error,
 )
-from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
+from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP, OFFSETS_TOPIC
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import RequestError
 from kafkalite.protocol.messages import admin, data, groups, transactions
@@ -199,6 +199,27 @@ async def test_a_member_joins_commits_and_leaves() -> None:
         assert broker.statistics().group_count == 1
 
 
+async def members(caller: Caller) -> set[str]:
+    (group,) = (await caller.call(groups.DescribeGroupsRequest(["g"], False))).groups
+    return {member.member_id for member in group.members}
+
+
+async def test_any_text_is_a_member_id() -> None:
+    """Clients choose their ids, and no rule of the protocol makes them hexadecimal."""
+    name = "Kasse 3 in Köln / \N{PINE DECORATION}"
+    async with a_group() as (_, caller):
+        joined = await caller.call(heartbeat(1, 0)._replace(member_id=name))
+        assert (joined.member_id, held_by(joined.assignment)) == (name, [0, 1, 2])
+        stays = heartbeat(1, joined.member_epoch, owned=joined.assignment)._replace(member_id=name)
+        assert (await caller.call(stays)).error_code == 0
+        committed = await caller.call(commit(1, joined.member_epoch, offset(0, 5))._replace(member_id=name))
+        assert committed.offsets[0].error_code == 0
+        assert await members(caller) == {name}
+        for wrong in ("", "x" * 256):
+            with pytest.raises(InvalidRequestError):
+                await caller.call(heartbeat(1, 0)._replace(member_id=wrong))
+
+
 async def test_a_zombies_commit_is_refused() -> None:
     """R39"""
     async with a_group() as (_, caller):
@@ -303,6 +324,17 @@ async def test_a_heartbeat_of_a_client_that_is_gone_is_not_held() -> None:
         await eventually(lambda: len(broker.coordinators.heartbeats) == 0)
 
 
+async def test_a_member_keeps_its_partitions_when_the_connection_of_its_join_ends() -> None:
+    """It may have received them, and no partition has two owners (R38)."""
+    async with a_group() as (broker, caller):
+        async with WireClient(broker.address) as first:
+            assert held_by((await first.call(heartbeat(1, 0))).assignment) == [0, 1, 2]
+        await eventually(lambda: broker.statistics().connection_count == 1)
+        later = await caller.call(heartbeat(2, 0))
+        assert later.assignment is None or held_by(later.assignment) == []
+        assert await members(caller) == {member_id(1), member_id(2)}
+
+
 async def test_new_partitions_end_the_wait() -> None:
     async with a_group(1) as (broker, caller), WireClient(broker.address) as other:
         joined = await caller.call(heartbeat(1, 0))
@@ -368,8 +400,12 @@ async def test_another_broker_continues_with_the_same_epochs_and_offsets(end: st
         assert held_by(joined.assignment) == [0, 1, 2]
         await caller.call(commit(1, joined.member_epoch, offset(1, 42)))
         before = await coordinator_of(cluster, caller)
-        state = cluster.brokers[before].image.topics[OFFSETS_TOPIC].partitions[0]
-        assert (len(state.replicas), len(state.isr)) == (3, 3)
+
+        def is_whole() -> bool:
+            state = cluster.brokers[before].image.topics[OFFSETS_TOPIC].partitions[0]
+            return (len(state.replicas), len(state.isr)) == (3, 3)
+
+        await eventually(is_whole)
         await getattr(cluster, end)(before)
         fetched = await caller.call(fetch())
         assert [(one.partition, one.offset) for one in fetched.offsets] == [(1, 42)]

@@ -16,7 +16,7 @@ from kafkalite.limits import MAX_RESOURCES_PER_REQUEST
 from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP
 from kafkalite.protocol.api import APIS, ApiKey
 from kafkalite.protocol.connection import RequestError
-from kafkalite.protocol.messages import admin, data, groups, metadata
+from kafkalite.protocol.messages import admin, data, groups, metadata, security, transactions
 from kafkalite.records.header import HEADER, HEADER_BYTES, seal
 from kafkalite.testing.wire import WireClient
 from proof.waiting import eventually, settle
@@ -573,8 +573,42 @@ async def test_s25_too_many_resources_are_refused(wire: WireClient) -> None:
     answer = await wire.call(admin.DescribeConfigsRequest(asked))
     assert (answer.error_code, answer.error_message) == (
         ErrorCode.INVALID_REQUEST,
-        "at most 200 resources in one request",
+        "DescribeConfigsRequest.resources: at most 200 elements in one request, found 201",
     )
+
+
+async def test_s25_too_many_users_or_states_are_refused_and_the_connection_stays_open(
+    wire: WireClient,
+) -> None:
+    for request, words in (
+        (
+            security.DescribeUserScramCredentialsRequest([f"u{number}" for number in range(1_001)]),
+            "DescribeUserScramCredentialsRequest.users: at most 1000 elements in one request, found 1001",
+        ),
+        (groups.ListGroupsRequest(["Dead"] * 17), "ListGroupsRequest.states: at most 16 elements"),
+        (
+            transactions.ListTransactionsRequest(["Ongoing"] * 17, 0),
+            "ListTransactionsRequest.states: at most 16 elements",
+        ),
+    ):
+        answer = await wire.call(request)
+        assert answer.error_code == ErrorCode.INVALID_REQUEST
+        assert words in answer.error_message
+    assert (await wire.call(groups.ListGroupsRequest(["Dead"] * 16))).error_code == 0
+
+
+async def test_errors_of_ten_thousand_long_names_fit_in_a_response(wire: WireClient) -> None:
+    name = "x" * 240
+    invalid = [f"!{name}{number}" for number in range(10_000)]
+    described = (await wire.call(metadata.MetadataRequest(invalid, False))).topics
+    assert {one.error_code for one in described} == {ErrorCode.INVALID_TOPIC_EXCEPTION}
+    assert invalid[99] in described[99].error_message and described[100].error_message is None
+    asked = [data.ListOffsetsPartition(name, number, -1, LATEST) for number in range(10_000)]
+    listed = (await wire.call(data.ListOffsetsRequest(0, asked))).partitions
+    assert {one.error_code for one in listed} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert name in listed[99].error_message and listed[100].error_message is None
+    deleted = (await wire.call(admin.DeleteTopicsRequest(1000, [f"{name}{n}" for n in range(9_000)]))).topics
+    assert {one.error_code for one in deleted} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
 
 async def test_the_log_directory_lists_what_is_stored(

@@ -121,6 +121,20 @@ async def test_a_response_that_comes_while_the_disk_has_the_log_must_be_repeated
     assert log.log_end_offset == 4
 
 
+async def test_records_from_before_the_role_wake_a_fetch_when_they_are_committed() -> None:
+    """They were appended before this object or this role counted: before a restart or a change of leader."""
+    log = Log.create(MemoryFileSystem(), "/t-0", LogConfig())
+    for offset in range(3):
+        log.append_as_follower(record(offset), now_ms=1)
+    partition = Partition(TopicPartition("t", 0), "id", log, broker_id=2)
+    waiters, woken = Waiters(asyncio.get_running_loop()), []
+    hosted = HostedPartition(partition, waiters, BusyDisk())  # type: ignore[arg-type]
+    hosted.follow(PartitionState((1, 2), (1, 2), 1, 0, 0))
+    waiters.appended([hosted.key], 50, lambda: woken.append(partition.high_watermark))
+    hosted.on_fetched(answer(0, 0), memoryview(b""), partition.fetch_position(), 1)
+    assert woken == [3]
+
+
 async def test_disk_work_waits_for_a_sync_and_reports_its_error() -> None:
     log = Log.create(MemoryFileSystem(), "/t-0", LogConfig())
     disk = BusyDisk()

@@ -8,14 +8,9 @@ import pytest
 
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.config import BrokerConfig
-from kafkalite.broker.coordination.internal_topics import (
-    GROUP,
-    OFFSETS_TOPIC,
-    TRANSACTION,
-    TRANSACTIONS_TOPIC,
-    new_topic,
-)
+from kafkalite.broker.coordination.internal_topics import GROUP, TRANSACTION, new_topic
 from kafkalite.errors import ConfigError, ErrorCode
+from kafkalite.model import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kafkalite.protocol.messages import admin, data, groups, metadata
 from kafkalite.testing import Cluster
 from kafkalite.testing.wire import WireClient

@@ -13,15 +13,19 @@ import pytest
 
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.partitions.partitions import log_config, partition_settings
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.admin.cluster_health import look, look_at_disks
 from kafkalite.client.cluster.coordinator import GROUP_KEY
 from kafkalite.errors import DiskFullError, ErrorCode, NotCoordinatorError, StorageError
 from kafkalite.metadata.image import EMPTY
 from kafkalite.metadata.topic_config import topic_settings
-from kafkalite.model import TimestampType
+from kafkalite.model import TimestampType, TopicPartition
 from kafkalite.protocol.messages.admin import DeleteTopicsRequest
 from kafkalite.protocol.messages.groups import FindCoordinatorRequest
 from kafkalite.replication.partition import Partition
+from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.wire import WireClient
 
@@ -125,7 +129,7 @@ async def test_a_damaged_log_is_offline_and_the_others_serve(
 async def test_a_coordinator_without_a_log_names_the_cause(
     broker: Broker, wire: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_arguments: object) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
         raise DiskFullError("no space left")
 
     monkeypatch.setattr(broker._store, "create_log", refuse)
@@ -140,7 +144,7 @@ async def test_a_log_that_cannot_be_created_is_offline_until_its_topic_is_delete
 ) -> None:
     async with Broker(log_dirs=tmp_path, listeners="inproc://") as broker, WireClient(broker.address) as wire:
 
-        def refuse(*_arguments: object) -> None:
+        def refuse(*_arguments: object, **_options: object) -> None:
             raise OSError("no more i-nodes")
 
         with monkeypatch.context() as patched:
@@ -218,6 +222,28 @@ async def test_a_directory_that_vanished_is_damage_and_never_an_empty_log(
         assert "unknown directory" in caplog.text
 
 
+async def test_r63_a_log_that_could_not_be_deleted_is_not_the_log_of_the_next_topic_of_its_name(
+    tmp_path: Path, new_topic: Make, batch_of: Make, produce: Make, monkeypatch: Any
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async with Broker(log_dirs=tmp_path, listeners="inproc://") as broker, WireClient(broker.address) as wire:
+        batch = batch_of()
+        await wire.call(new_topic("t"))
+        await wire.call(produce(batch), batch)
+        with monkeypatch.context() as patch:
+            patch.setattr(LogStore, "delete_log", refuse)
+            await wire.call(DeleteTopicsRequest(1000, ["t"]))
+        await wire.call(new_topic("t"))
+        (result,) = (await wire.call(produce(batch), batch)).partitions
+        assert result.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert "delete that one first" in result.error_message
+    async with Broker(log_dirs=tmp_path, listeners="inproc://") as again, WireClient(again.address) as wire:
+        (result,) = (await wire.call(produce(batch), batch)).partitions
+        assert (result.error_code, result.base_offset) == (0, 0)
+
+
 async def test_preallocation_and_durability_follow_the_topic(
     broker: Broker, wire: WireClient, new_topic: Make
 ) -> None:
@@ -253,3 +279,47 @@ async def test_r54_a_full_disk_leaves_room_for_metadata(
         (result,) = (await wire.call(produce(batch), batch)).partitions
         assert (result.error_code, result.base_offset) == (0, codes.count(0))
         assert all(each.offline_reason is None for each in broker.partitions.stored())
+
+
+async def test_r55_the_status_of_the_cluster_names_a_lack_of_descriptors_that_fails_reads(
+    new_topic: Make,
+    batch_of: Make,
+    produce: Make,
+    fetch: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = os.open
+
+    def refuse_segments(path: str, flags: int, *arguments: int) -> int:
+        if path.endswith(".log"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, flags, *arguments)
+
+    settings: dict[str, Any] = {"log_dirs": str(tmp_path), "filesystem": RealFileSystem()}
+    async with (
+        Broker(listeners="inproc://", **settings) as broker,
+        WireClient(broker.address) as wire,
+        Admin(broker.address) as admin,
+    ):
+        await wire.call(new_topic("t"))
+        batch = batch_of(b"x")
+        await wire.call(produce(batch), batch)
+
+        async def problems() -> list[str]:
+            return (await look_at_disks(admin._cluster, await look(admin._cluster)))[0]
+
+        assert await problems() == []
+        hosted = broker.partitions.find(TopicPartition("t", 0))
+        assert hosted is not None
+        hosted.partition.log.release()  # as after a minute without a reader
+        with monkeypatch.context() as patched:
+            patched.setattr("kafkalite.storage.disk.os.open", refuse_segments)
+            (read,) = (await wire.call(fetch(0))).partitions
+            assert read.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        (problem,) = await problems()
+        assert problem.startswith("broker 1 refuses records in 1 log: no file descriptor left for ")
+        monkeypatch.setattr("kafkalite.storage.disk._REFUSAL_S", 0)
+        (read,) = (await wire.call(fetch(0))).partitions
+        assert read.error_code == 0
+        assert await problems() == []

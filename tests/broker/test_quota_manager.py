@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kafkalite.broker.quotas.quota_manager import MAX_REQUEST_THROTTLE_MS, MIN_KEPT, QuotaManager
 from kafkalite.model import DEFAULT_ENTITY, QuotaEntity
 
@@ -46,11 +48,21 @@ def test_the_longest_of_several_throttle_times_counts() -> None:
     assert charge(quotas, produced=2000, fetched=2000) == 3000
 
 
-def test_all_client_ids_of_a_user_share_its_quota() -> None:
-    quotas = manager((ALICE, "producer_byte_rate", 1000))
-    assert charge(quotas, client_id="one", produced=1000) == 0
-    assert charge(quotas, client_id="two", produced=1000) == 1000
-    assert charge(quotas, user="bob", produced=10_000) == 0
+@pytest.mark.parametrize(
+    ("entity", "sharing", "other"),
+    [
+        (ALICE, {"client_id": "another"}, {"user": "bob"}),
+        (QuotaEntity(None, "app"), {"user": "bob"}, {"client_id": "another"}),
+    ],
+    ids=["a user", "a client id"],
+)
+def test_all_clients_of_an_entity_share_its_quota(
+    entity: QuotaEntity, sharing: dict[str, str], other: dict[str, str]
+) -> None:
+    quotas = manager((entity, "producer_byte_rate", 1000))
+    assert charge(quotas, produced=1000) == 0
+    assert charge(quotas, **sharing, produced=1000) == 1000  # type: ignore[arg-type]
+    assert charge(quotas, **other, produced=10_000) == 0  # type: ignore[arg-type]
 
 
 def test_each_user_has_the_default_quota_for_itself() -> None:
@@ -60,17 +72,12 @@ def test_each_user_has_the_default_quota_for_itself() -> None:
     assert charge(quotas, user="bob", produced=1000) == 1000
 
 
-def test_all_users_share_the_quota_of_a_client_id() -> None:
-    quotas = manager((QuotaEntity(None, "app"), "producer_byte_rate", 1000))
-    assert charge(quotas, user="alice", produced=1000) == 0
-    assert charge(quotas, user="bob", produced=1000) == 1000
-
-
-def test_request_time_is_a_percentage_and_throttles_for_at_most_a_window() -> None:
+def test_request_time_is_a_percentage_with_a_longest_throttle_time() -> None:
     quotas = manager((ALICE, "request_percentage", 10))
     assert charge(quotas, busy_ms=100) == 0
     assert charge(quotas, busy_ms=50) == 500
-    assert charge(quotas, busy_ms=1_000) == MAX_REQUEST_THROTTLE_MS
+    assert charge(quotas, busy_ms=1_000) == 10_500
+    assert charge(quotas, busy_ms=1_000) == MAX_REQUEST_THROTTLE_MS == 11_000
 
 
 def test_one_response_to_a_fetch_has_at_most_the_bytes_of_a_window() -> None:

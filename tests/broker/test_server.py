@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -164,6 +165,10 @@ class Desk:
         if tag.startswith("later"):
             self.pending[tag] = Pending(lambda: self.cancelled.append(tag))
             return self.pending[tag]
+        if tag.startswith("done"):
+            done = Pending()
+            done.resolve(self.reply(tag))
+            return done
         return self.reply(tag)
 
     @staticmethod
@@ -231,6 +236,14 @@ def test_responses_are_sent_in_the_order_of_requests(peer: Peer, desk: Desk) -> 
     assert peer.tags() == []
     desk.finish("later 1")
     assert peer.tags() == ["later 1", "b", "later 2", "c"]
+
+
+def test_a_response_that_is_ready_at_once_does_not_pass_those_before_it(peer: Peer) -> None:
+    requests = [
+        peer.wire.send(metadata.MetadataRequest([tag], False))[1] for tag in ("a", "done 1", "b", "done 2")
+    ]
+    peer.receive(*(buffer for request in requests for buffer in request))
+    assert peer.tags() == ["a", "done 1", "b", "done 2"]
 
 
 async def test_pipelined_requests_of_one_read_are_answered_in_turns(peer: Peer) -> None:
@@ -414,6 +427,30 @@ async def test_s24_a_connection_waits_for_a_turn_after_so_many_bytes_of_large_re
     assert len(peer.answers()) == 1
 
 
+async def test_s24_a_burst_of_large_requests_is_received_in_turns(
+    new_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one iteration, parts are received of one connection that has never completed a large request."""
+    server = new_server(max_connections=100, max_queued_bytes=2**24)
+    peers = [Peer(server) for _ in range(3)]
+    known, *_, second = peers
+    for peer in peers:
+        peer.handshake()
+    known.receive(large_request(known, LARGE_REQUEST_BYTES))
+    wires = [large_request(peer, LARGE_REQUEST_BYTES) for peer in peers]
+    seconds = asyncio.get_running_loop().time()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: seconds)
+    for peer, wire in zip(peers, wires, strict=True):
+        peer.receive(wire[: LARGE_REQUEST_BYTES // 2])
+    assert [peer.transport.is_reading for peer in peers] == [True, True, False]
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert second.transport.is_reading
+    for peer, wire in zip(peers, wires, strict=True):
+        peer.receive(wire[LARGE_REQUEST_BYTES // 2 :])
+    assert [len(peer.answers()) for peer in peers] == [2, 1, 1]
+
+
 async def test_s24_a_large_request_is_received_in_turns_while_others_wait(
     new_server: Callable[..., Server],
 ) -> None:
@@ -585,6 +622,26 @@ def test_a_half_closed_connection_still_receives_its_responses(peer: Peer, desk:
     assert peer.transport.is_closed
 
 
+async def test_the_end_of_a_connection_that_its_peer_has_reset(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio raises the error of the socket before it reports the connection as lost."""
+    loop, failures, ends = asyncio.get_running_loop(), [], []
+
+    def write_eof() -> None:
+        ends.append(1)
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(peer.transport, "write_eof", write_eof)
+    loop.set_exception_handler(lambda _loop, context: failures.append(context))
+    monkeypatch.setattr("kafkalite.broker.server.server.LINGER_MS", 1)
+    peer.connection.end()
+    async with asyncio.timeout(10):
+        while not peer.transport.is_closed:
+            await asyncio.sleep(0.001)
+    assert (len(ends), failures) == (1, [])
+
+
 def test_more_connections_than_allowed_are_closed_at_once(new_server: Callable[..., Server]) -> None:
     server = new_server(max_connections=1)
     first, second = Peer(server), Peer(server)
@@ -605,7 +662,7 @@ def test_r55_a_connection_in_the_reserve_of_descriptors_is_closed_at_once(
     assert server.metrics.connections_refused == 1
 
 
-def test_half_sent_frames_share_one_budget(new_server: Callable[..., Server]) -> None:
+async def test_half_sent_frames_share_one_budget(new_server: Callable[..., Server]) -> None:
     server = new_server(max_queued_bytes=100_000)
     peers = [Peer(server) for _ in range(3)]
     header = (30).to_bytes(4, "big") + (90_000).to_bytes(4, "big")
@@ -613,12 +670,53 @@ def test_half_sent_frames_share_one_budget(new_server: Callable[..., Server]) ->
         peer.handshake()
     peers[0].receive(header, b"x" * 60_000)
     peers[1].receive(header, b"x" * 60_000)
-    assert not peers[0].transport.is_closed
-    assert peers[1].transport.is_aborted
+    assert peers[0].transport.is_aborted
+    assert not peers[1].transport.is_closed
     peers[2].ask("healthy")
     assert peers[2].tags() == ["healthy"]
-    peers[0].transport.abort()
+    peers[1].transport.abort()
     assert server.free_bytes == 100_000
+
+
+async def test_the_frame_that_has_stood_still_longest_gives_way(new_server: Callable[..., Server]) -> None:
+    """S3: frames that are never completed shut out neither large requests nor small ones."""
+    server = new_server(max_queued_bytes=200_000)
+    first, second, third, small = (Peer(server) for _ in range(4))
+    for peer in (first, second, third, small):
+        peer.handshake()
+    header = (30).to_bytes(4, "big") + (90_000).to_bytes(4, "big")
+    first.receive(header, b"x" * 40_000)
+    second.receive(header, b"x" * 40_000)
+    first.receive(b"x" * 100)
+    small.receive(header[:3])
+    third.receive(header, b"x" * 80_000)
+    closed = [peer.transport.is_closed for peer in (first, second, third, small)]
+    assert closed == [False, True, False, False]
+    assert 0 <= server.free_bytes < 200_000
+    for peer in (first, third):
+        peer.transport.abort()
+    assert server.free_bytes == 200_000
+    assert not any(server.receivers.values())
+
+
+async def test_a_peer_that_has_completed_a_large_request_gives_way_last(
+    new_server: Callable[..., Server],
+) -> None:
+    server = new_server(max_queued_bytes=200_000)
+    good, first, second = (Peer(server) for _ in range(3))
+    for peer in (good, first, second):
+        peer.handshake()
+    payload = bytes(90_000)
+    message = data.ProduceRequest(1, 1, None, [data.ProducePartition("t", 0, len(payload))])
+    good.receive(*good.wire.send(message, [payload])[1])
+    request = b"".join(map(bytes, good.wire.send(message, [payload])[1]))
+    good.receive(request[:50_000])
+    header = (30).to_bytes(4, "big") + (90_000).to_bytes(4, "big")
+    for peer in (first, second):
+        peer.receive(header, b"x" * 80_000)
+    assert [peer.transport.is_closed for peer in (good, first, second)] == [False, True, False]
+    good.receive(request[50_000:])
+    assert len(good.answers()) == 2
 
 
 async def test_large_payloads_give_their_budget_back(peer: Peer, server: Server) -> None:

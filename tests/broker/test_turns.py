@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.broker import Broker
+from kafkalite.broker.handlers import metadata as metadata_handler
 from kafkalite.broker.server import turns
 from kafkalite.broker.server.responses import Pending, Refusal, Reply
 from kafkalite.broker.server.turns import PARTITIONS_PER_TURN, InTurns
 from kafkalite.clock import SystemClock
 from kafkalite.errors import ErrorCode
 from kafkalite.model import LATEST
-from kafkalite.protocol.messages import data
+from kafkalite.protocol.messages import data, metadata
 from kafkalite.testing.wire import WireClient
 
 Make = Callable[..., Any]
@@ -165,3 +166,37 @@ async def test_s24_a_large_request_delays_others_by_one_step(
     wire.send(data.ListOffsetsRequest(0, asked))
     await wire.response()
     assert seen == [PARTITIONS_PER_TURN] * 3 + [7]
+
+
+@pytest.mark.parametrize("creates", [False, True])
+async def test_s24_metadata_of_many_topics_takes_many_steps(
+    broker: Broker, wire: WireClient, monkeypatch: pytest.MonkeyPatch, creates: bool
+) -> None:
+    """Each step looks at ten names, or describes topics with ten partitions or more."""
+    steps = 0
+    describe = metadata_handler._steps
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal steps
+        generator = describe(*arguments)
+        while True:
+            steps += 1
+            try:
+                next(generator)
+            except StopIteration as end:
+                return end.value
+            yield
+
+    monkeypatch.setattr(metadata_handler, "_steps", counting)
+    monkeypatch.setattr(metadata_handler, "TOPICS_PER_TURN", 10)
+    names = [f"n{number:02}" for number in range(35)]
+    answer = await wire.call(metadata.MetadataRequest([*names, "t", names[0]], creates))
+    assert [one.name for one in answer.topics] == [*names, "t"]
+    assert {one.error_code for one in answer.topics[:-1]} == {0 if creates else 3}
+    assert len(answer.topics[-1].partitions) == COUNT
+    assert steps == (4 if creates else 8)  # 3 for 36 names, 4 to describe them, and the last
+    if creates:
+        steps = 0
+        everything = await wire.call(metadata.MetadataRequest(None, False))
+        assert [one.name for one in everything.topics] == [*names, "t"]
+        assert steps > 4

@@ -198,7 +198,7 @@ def test_linger_and_batch_size_trade_latency_for_requests() -> None:
     async def of_fetches(stage: Stage) -> list[tuple[float, int]]:
         await stage.create_topic(1)
         curve = []
-        for least_bytes in (1, 5_000, 50_000):
+        for least_bytes in (1, 2_000, 50_000):
             settings: Any = {"fetch_min_bytes": least_bytes, "fetch_max_wait_ms": 300}
             async with (
                 stage.producer(linger_ms=0) as producer,

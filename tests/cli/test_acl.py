@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from kafkalite import sync
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from kafkalite.testing import SyncCluster, drop_next
 
 Kl = Callable[..., Any]
 
@@ -54,6 +60,43 @@ def test_a_denying_rule_wins_only_for_its_host(at: Kl) -> None:
     assert asked.code == 1 and "nothing was removed" in asked.told
     assert at("acl", "remove", "--cluster", stdin=b"y\n").code == 0
     assert at("acl", "check", "User:acl-b", "alter", "--cluster").code == 9
+
+
+def test_a_check_counts_the_settings_of_the_brokers(kl: Kl) -> None:
+    settings = {
+        "authorizer_class_name": "StandardAuthorizer",
+        "super_users": "User:root; User:ANONYMOUS",
+        "allow_everyone_if_no_acl_found": True,
+    }
+    with sync.Broker(
+        listeners="127.0.0.1:0", filesystem=MemoryFileSystem(), log_dirs="/b", **settings
+    ) as broker:
+
+        def check(user: str, topic: str) -> Any:
+            return kl(
+                "-b", broker.addresses[0], "acl", "check", user, "write", "--topic", topic, "-o", "json"
+            )
+
+        assert json.loads(check("User:root", "t").out)["reason"] == "User:root is a super user"
+        assert "allow.everyone.if.no.acl.found is true" in json.loads(check("User:alice", "t").out)["reason"]
+        kl("-b", broker.addresses[0], "acl", "add", "User:bob", "--operation", "write", "--topic", "t")
+        assert [check("User:alice", topic).code for topic in ("t", "other")] == [9, 0]
+
+
+def test_brokers_that_are_fenced_or_do_not_respond_are_left_out(
+    kl: Kl, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "kafkalite.broker")  # the brokers log in this process
+    with SyncCluster(brokers=3, controllers=1) as cluster:
+        servers = cluster.bootstrap_servers
+        cluster.intercept("DescribeConfigs", drop_next(None), node_id=1)  # live, and does not respond
+        cluster.kill(2)
+        cluster.wait_until(lambda inside: inside.broker.image.live_brokers() == {1, 3})
+        added = kl("-b", servers, "acl", "add", "User:a", "--operation", "read", "--topic", "t")
+        assert added.code == 0, added.told
+        assert re.findall("note: broker ([0-9])", added.told) == ["3"]
+        checked = kl("-b", servers, "acl", "check", "User:a", "read", "--topic", "t")
+        assert checked.code == 0, checked.told
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,12 @@ def test_a_config_error_names_the_command_that_explains(failing: Kl) -> None:
     assert "try: kl config explain linger.ms" in result.told
 
 
+def test_the_text_of_a_broker_controls_no_terminal(failing: Kl) -> None:
+    """S13: an error of a broker must not clear the screen, or look like a line of kl."""
+    refused = errors.ClientError("refused\x1b[2J\nkl: done", hint="a\x07hint")
+    assert failing(refused).told == "kl: refused\\x1b[2J\n    kl: done\n    hint: a\\x07hint\n"
+
+
 def test_no_traceback_unless_asked(failing: Kl) -> None:
     assert "Traceback" not in failing(errors.ClientError("no")).told
     assert "Traceback" in failing(errors.ClientError("no"), "--debug").told
@@ -186,6 +192,13 @@ def test_a_system_error_names_the_file(failing: Kl) -> None:
     assert "Traceback" in failing(OSError("odd"), "--debug").told
 
 
+@pytest.mark.parametrize(
+    "error", [TimeoutError(), OSError(), errors.KafkaliteError(""), click.ClickException("")]
+)
+def test_an_error_without_a_text_is_named(failing: Kl, error: Exception) -> None:
+    assert failing(error).told.lower() == f"kl: {type(error).__name__}\n".lower()
+
+
 def test_interrupts_are_quiet(failing: Kl) -> None:
     for error in (KeyboardInterrupt(), click.Abort()):
         assert failing(error) == (exit_codes.INTERRUPTED, b"", b"")
@@ -202,6 +215,12 @@ def test_interrupts_are_quiet(failing: Kl) -> None:
         (exit_codes.NotFoundError("x"), 4),
         (errors.TopicAlreadyExistsError(), 5),
         (exit_codes.ExistsAlreadyError("x"), 5),
+        (errors.SslAuthenticationError("x"), 6),
+        (errors.SaslAuthenticationError("x"), 6),
+        (errors.ClusterAuthorizationFailedError(), 6),
+        (errors.TopicAuthorizationFailedError(), 6),
+        (errors.GroupAuthorizationFailedError(), 6),
+        (errors.TransactionalIdAuthorizationFailedError(), 6),
         (errors.RequestTimeoutError("x"), 7),
         (errors.DeliveryTimeoutError("x"), 7),
         (exit_codes.TimedOutError("x"), 7),
@@ -261,6 +280,29 @@ def test_ctrl_c_while_kl_is_being_imported_prints_nothing(
 
     monkeypatch.delitem(sys.modules, "kafkalite.cli.app")
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ending:
+        cli.main()
+    assert ending.value.code == exit_codes.INTERRUPTED
+    assert capsys.readouterr() == ("", "")
+
+
+def test_ctrl_c_is_handled_before_other_modules_are_imported(repository: Path) -> None:
+    """The interpreter prints a traceback for Ctrl-C until ``main`` runs, so no other module is imported
+    before."""
+    code = "import sys; old = set(sys.modules); import kafkalite.cli; print(*sorted(set(sys.modules) - old))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=repository, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["__future__", "kafkalite", "kafkalite.cli", "kafkalite.version"]
+
+
+def test_ctrl_c_before_the_command_runs_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kafkalite.cli.app.run", interrupted)
     with pytest.raises(SystemExit) as ending:
         cli.main()
     assert ending.value.code == exit_codes.INTERRUPTED
@@ -347,3 +389,13 @@ def test_an_unknown_variable_that_resembles_none_is_named(kl: Kl, monkeypatch: p
 def test_help_is_a_command(kl: Kl) -> None:
     assert kl("help").out == kl("--help").out
     assert kl("help", "topic", "create").out == kl("topic", "create", "--help").out
+
+
+@pytest.mark.parametrize(
+    "command", [("topic", "list", "-b"), ("conformance",), ("conformance", "--listen"), ("dev", "--host")]
+)
+def test_an_invalid_host_name_is_the_cause_that_is_named(kl: Kl, command: tuple[str, ...]) -> None:
+    done = kl(*command, "a..b" if command[0] == "dev" else "a..b:9092")
+    assert done.code in {1, 2, 3}
+    assert "valid host name" in done.told or "the host name is not valid" in done.told, done.told
+    assert "unexpected" not in done.told

@@ -13,10 +13,12 @@ Kl = Callable[..., Any]
 
 @pytest.mark.parametrize("what", ["produce", "consume", "e2e"])
 def test_an_embedded_broker_is_the_default(kl: Kl, what: str) -> None:
-    result = kl("bench", what, "-n", "200", "--send", "50", "-o", "json")
+    in_bulk = () if what == "e2e" else ("--send", "50")
+    result = kl("bench", what, "-n", "200", *in_bulk, "-o", "json")
     assert result.code == 0, result.told
     report = json.loads(result.out)
     assert (report["benchmark"], report["records"]) == (what, 200)
+    assert report["records_per_send"] == (50 if in_bulk else 1)
     assert report["broker"].startswith("embedded")
     assert report["records_per_second"] > 0
     if what != "consume":

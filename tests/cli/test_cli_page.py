@@ -28,7 +28,12 @@ def test_the_commands_run(repository: Path, servers: str, tmp_path: Path) -> Non
         text=True,
         cwd=tmp_path,
         timeout=240,
-        env=os.environ | {"KL_BOOTSTRAP_SERVERS": servers, "PYTHONPATH": str(repository)},
+        env=os.environ
+        | {
+            "KL_BOOTSTRAP_SERVERS": servers,
+            "PYTHONPATH": str(repository),
+            "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        },
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "alice=1" in done.stdout

@@ -26,11 +26,13 @@ from kafkalite.client.admin.cluster_health import (
     counted,
     describe_recovery,
     load_of,
+    look_again,
     look_at_disks,
     problems,
     unmet_conditions,
 )
 from kafkalite.client.cluster import connection
+from kafkalite.errors import ConnectionFailedError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.metadata import (
     BrokerDescription,
@@ -40,7 +42,7 @@ from kafkalite.protocol.messages.metadata import (
     RecoveringPartition,
     RecoveringReplica,
 )
-from kafkalite.testing import SyncCluster
+from kafkalite.testing import Cluster, SyncCluster
 
 Kl = Callable[..., Any]
 
@@ -64,7 +66,12 @@ BROKEN = view(
     partition(0, 2, [2, 3]),
     partition(1, -1, []),
     partition(2, 3, [3, 2, 1]),
-    brokers=[broker(1, fenced=True), broker(2), broker(3, leaving=True)],
+    brokers=[
+        broker(1, fenced=True),
+        broker(2),
+        broker(3, leaving=True),
+        broker(4, fenced=True, leaving=True),
+    ],
     controller=-1,
 )
 
@@ -80,8 +87,9 @@ def test_a_healthy_cluster_has_no_problems() -> None:
 def test_every_problem_is_named() -> None:
     assert problems(BROKEN) == [
         "no controller: metadata can't change, so neither leaders nor ISRs do",
-        "broker 1 is fenced: it was stopped or does not respond",
+        "broker 1 is fenced: it was killed, or does not respond",
         "broker 3 is shutting down",
+        "broker 4 is stopped",
         "1 partition without a leader (t-1)",
         "2 partitions under-replicated (t-0, t-1)",
     ]
@@ -96,7 +104,29 @@ def test_nodes_that_cannot_be_reached_are_named_with_the_majority_that_they_take
         "start node 2 (host2:9092) and node 3 (host3:9092)"
     )
     assert [broker.node_id for broker in lost.live] == [1]
-    assert unmet_conditions(lost, RequestedState(3)) == ["no controller", "1 of 3 brokers live"]
+    assert unmet_conditions(lost, RequestedState(3)) == [problem, "1 of 3 brokers live"]
+
+
+def test_a_broker_that_was_just_killed_is_not_live_although_no_controller_has_fenced_it() -> None:
+    just_killed = replace(WHOLE, unreachable=frozenset({1}))
+    assert problems(just_killed) == ["broker 1 (host1:9092), the controller, does not respond"]
+    assert [broker.node_id for broker in just_killed.live] == [2, 3]
+    assert problems(replace(WHOLE, unreachable=frozenset({2}))) == ["broker 2 (host2:9092) does not respond"]
+
+
+async def test_a_broker_that_was_silent_is_live_in_the_second_look_only_if_it_accepts_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(_address: str, _timeout_ms: int) -> Any:
+        raise ConnectionFailedError("connection refused")
+
+    async with Cluster() as cluster, cluster.admin() as admin:
+        client = admin._cluster
+        assert len((await look_again(client, {1})).live) == 1, "it was only slow"
+        monkeypatch.setattr(client, "dial", refuse)
+        assert len((await look_again(client, {2})).live) == 1, "only silent brokers are suspected"
+        again = await look_again(client, {1})
+        assert (again.controller_id, again.live, again.unreachable) == (1, [], frozenset({1}))
 
 
 def test_leaders_are_those_before_the_controller_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,17 +137,21 @@ def test_leaders_are_those_before_the_controller_was_lost(capsys: pytest.Capture
 
 
 def test_refusing_logs_are_counted() -> None:
-    async def refusals(count: int) -> list[str]:
+    async def refusals(count: int) -> tuple[list[str], set[int]]:
         offline = [SimpleNamespace(offline_reason="no space left")] * count
         response = SimpleNamespace(message=SimpleNamespace(partitions=offline))
 
-        async def call(_request: Any, *, node_id: int) -> Any:
+        async def call(_request: Any, *, node_id: int, timeout_ms: int) -> Any:
+            assert timeout_ms == 500
+            if node_id == 3:
+                raise ConnectionFailedError("connection refused")
             return response
 
-        return await look_at_disks(cast(Any, SimpleNamespace(call=call)), replace(WHOLE, brokers=[broker(2)]))
+        client = SimpleNamespace(call=call, config=SimpleNamespace(default_api_timeout_ms=1_000))
+        return await look_at_disks(cast(Any, client), replace(WHOLE, brokers=[broker(2), broker(3)]))
 
-    assert asyncio.run(refusals(1)) == ["broker 2 refuses records in 1 log: no space left"]
-    assert asyncio.run(refusals(2)) == ["broker 2 refuses records in 2 logs: no space left"]
+    assert asyncio.run(refusals(1)) == (["broker 2 refuses records in 1 log: no space left"], {3})
+    assert asyncio.run(refusals(2)) == (["broker 2 refuses records in 2 logs: no space left"], {3})
 
 
 @pytest.mark.slow
@@ -143,7 +177,22 @@ def test_commands_name_the_dead_nodes_of_a_lost_majority(kl: Kl) -> None:
             told = kl(*arguments, "-b", servers, stdin=stdin).told
             assert "the quorum of controllers is lost: 1 of 3 nodes can be reached" in told, told
             assert all(address in told for address in dead)
-        for arguments in (("topic", "describe", "t"), ("consume", "t", "-e")):
+        waited = kl("cluster", "wait", "-b", servers, "--timeout", "3s")
+        start = f"start node 2 ({dead[0]}) and node 3 ({dead[1]})\n"
+        reached = "1 of 3 nodes can be reached, and no partition is served"
+        cause = f"the quorum of controllers is lost: {reached}; {start}"
+        assert waited.code == 7
+        assert waited.told.startswith(f"kl: waiting: {cause}"), waited.told
+        assert f"kl: not ready after 3 s: {cause}" in waited.told
+        for arguments in (
+            ("topic", "describe", "t"),
+            ("topic", "create", "new"),
+            ("consume", "t", "-e"),
+            ("group", "lag", "g"),
+            ("config", "set", "topic", "t", "retention.ms=1d"),
+            ("log", "dirs", "t"),
+            ("txn", "list"),
+        ):
             told = kl(*arguments, "-b", servers, "-X", "default.api.timeout.ms=1500").told
             cause = next(line for line in told.splitlines() if "; the last error: " in line)
             assert "the quorum of controllers is lost: 1 of 3 nodes can be reached" in cause, told
@@ -165,7 +214,7 @@ def test_commands_name_the_dead_nodes_of_a_lost_majority(kl: Kl) -> None:
             RequestedState(1, is_fully_in_sync=True),
             [
                 "no controller",
-                "1 of 3 brokers live",
+                "1 of 4 brokers live",
                 "1 partition without a leader (t-1)",
                 "2 partitions under-replicated (t-0, t-1)",
             ],
@@ -266,6 +315,12 @@ def test_wait_prints_the_unmet_conditions(at: Kl) -> None:
     assert "waiting" not in quiet.told
 
 
+def test_wait_without_time(at: Kl) -> None:
+    result = at("cluster", "wait", "--brokers", "3", "--timeout", "0s")
+    assert result.code == 7
+    assert "not ready after 0 s" in result.told
+
+
 def test_wait_without_a_broker(kl: Kl) -> None:
     result = kl("cluster", "wait", "--timeout", "500ms", "-b", "127.0.0.1:1")
     assert result.code == 7
@@ -315,6 +370,20 @@ def test_shutdown_needs_the_secret(at: Kl, tmp_path: Path, monkeypatch: pytest.M
         refused = at("cluster", "shutdown", "1", "--secret-file", str(empty))
         assert "CLUSTER_AUTHORIZATION_FAILED" in refused.told or "not part of a cluster" in refused.told
     assert at("cluster", "status").code == 0
+
+
+def test_a_wrong_secret_is_named_with_its_source(
+    kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "secret").write_text("not the secret of it\n")
+    with SyncCluster(transport="tcp", cluster_secret="the secret of this cluster") as cluster:
+        command = ("cluster", "shutdown", "1", "-b", cluster.bootstrap_servers)
+        monkeypatch.setenv("KAFKALITE_CLUSTER_SECRET", "not the secret of it")
+        for more, source in ((("--secret-file", str(file)), str(file)), ((), "KAFKALITE_CLUSTER_SECRET")):
+            refused = kl(*command, *more)
+            assert refused.code == 6, refused.told
+            assert f"the secret in {source} is not the cluster.secret of node 1" in refused.told
+            assert "not the secret" not in refused.told
 
 
 def test_shutdown_of_an_unknown_node(at: Kl) -> None:

@@ -61,7 +61,27 @@ def test_a_damaged_file_of_contexts_is_named(kl: Kl, tmp_path: Path) -> None:
     assert f"{file} is no file of contexts" in result.told
 
 
-@pytest.mark.parametrize("content", [b"\xff", b"[contexts.a]\nservers = 3\n", b"used = 3\n"])
+PROPERTIES = b'used = "a"\n[contexts.a]\nservers = "h:1"\nproperties = 5\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("contexts = 5\n", "contexts must be a table, and is 5"),
+        ("contexts.a = 5\n", "contexts.a must be a table, and is 5"),
+        ("[contexts.a]\nproperties = {}\n", "contexts.a has no servers"),
+    ],
+)
+def test_a_wrong_part_of_the_file_is_named(kl: Kl, tmp_path: Path, content: str, told: str) -> None:
+    file = tmp_path / "config" / "kafkalite" / "contexts.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    result = kl("topic", "list")
+    assert result.code == 2
+    assert f"{file} is no file of contexts: {told}" in result.told
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"[contexts.a]\nservers = 3\n", b"used = 3\n", PROPERTIES])
 def test_a_file_of_something_else_is_named(kl: Kl, tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "config" / "kafkalite" / "contexts.toml"
     file.parent.mkdir(parents=True)

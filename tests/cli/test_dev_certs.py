@@ -1,4 +1,4 @@
-"""``kl tls dev-certs``, and every kl command over TLS: by -X, by the environment, by a context."""
+"""``kl tls dev-certs``, and kl commands over TLS and with a login: by -X, the environment, a context."""
 
 from __future__ import annotations
 
@@ -39,6 +39,19 @@ def test_the_printed_settings_are_those_that_work(kl: Any, tmp_path: Path, repos
         command = [word for word in printed[start:] if word != "\\"]
         assert kl("-b", broker.address, *command).code == 0
         assert kl("-b", broker.address, "topic", "list").code == 3
+
+
+def test_a_new_authority_is_valid_as_long_as_its_certificates(kl: Any, tmp_path: Path) -> None:
+    x509 = pytest.importorskip("cryptography.x509")
+    assert kl("tls", "dev-certs", tmp_path, "--server", "node1", "--days", "3650").code == 0
+    authority, node = (
+        x509.load_pem_x509_certificate(
+            (tmp_path / name).read_bytes().partition(b"-----BEGIN CERT")[1]
+            + (tmp_path / name).read_bytes().partition(b"-----BEGIN CERT")[2]
+        )
+        for name in ("ca.pem", "node1.pem")
+    )
+    assert authority.not_valid_after_utc >= node.not_valid_after_utc
 
 
 def test_without_the_package_one_sentence(kl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +99,7 @@ def test_commands_over_tls_by_a_context(
 
 def test_errors_of_certificates(kl: Any, secured: sync.Broker, dev_certificates: DevCertificates) -> None:
     anonymous = kl("topic", "list", "-b", secured.address, *options(dev_certificates.client()))
-    assert anonymous.code == 3
+    assert anonymous.code == 6
     # The broker logs in this process, to the same stderr.
     assert [line for line in anonymous.told.splitlines() if "TLS handshake failed" not in line] == [
         f"kl: {secured.address}: the server refuses: it requires a certificate",
@@ -105,3 +118,37 @@ def test_a_node_waits_for_itself_over_tls(
     for name, value in dev_certificates.ssl("broker.pem").items():
         monkeypatch.setenv(f"KAFKALITE_{name.upper()}", value)
     assert kl("cluster", "wait", "--this-node", "--timeout", "10s").code == 0
+
+
+def test_commands_log_in_by_the_environment(
+    kl: Any, dev_certificates: DevCertificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listeners = "SASL_SSL://127.0.0.1:0,inproc://commands-log-in"
+    with sync.Broker(**dev_certificates.broker() | {"listeners": listeners}) as broker:
+        with sync.Admin("inproc://commands-log-in") as admin:
+            admin.set_user_password("alice", "hunter-two", mechanisms=["SCRAM-SHA-512"], iterations=4_096)
+        monkeypatch.setenv("KL_BOOTSTRAP_SERVERS", broker.bootstrap_servers.split(",")[0])
+        login = {"security_protocol": "SASL_SSL", "sasl_username": "alice", "sasl_password": "hunter-two"}
+        for name, value in dev_certificates.client(**login).items():
+            monkeypatch.setenv(f"KAFKALITE_CLIENT_{name.upper()}", value)
+        assert kl("topic", "list").code == 0
+        monkeypatch.setenv("KAFKALITE_CLIENT_SASL_PASSWORD", "hunter-three")
+        done = kl("topic", "list", "--debug")
+        assert done.code == 6
+        assert "wrong password" in done.told
+        assert "hunter" not in done.told
+        monkeypatch.delenv("KAFKALITE_CLIENT_SASL_PASSWORD")
+        done = kl("topic", "list")
+        assert (done.code, done.told.partition(":")[2].partition(":")[0]) == (2, " sasl.password")
+
+
+@pytest.mark.parametrize("variable", ["SECURITY_PROTOCOL", "SASL_USERNAME", "SASL_PASSWORD"])
+def test_a_variable_of_security_without_client_in_its_name_is_refused(
+    kl: Any, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """A command that ignored it would connect in plain text."""
+    monkeypatch.setenv(f"KAFKALITE_{variable}", "SASL_SSL")
+    done = kl("topic", "list", "-b", "127.0.0.1:1")
+    assert done.code == 2
+    why = f"no client reads this variable; did you mean KAFKALITE_CLIENT_{variable}?"
+    assert done.told == f"kl: KAFKALITE_{variable}: {why}\n"

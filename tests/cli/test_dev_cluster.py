@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +25,13 @@ from kafkalite.cli.dev_cluster import (
     DevCluster,
     ForeignClusterError,
     Layout,
+    StartTimeoutError,
     new_layout,
     node_settings,
     read_or_make_layout,
 )
-from kafkalite.errors import ConfigError
+from kafkalite.errors import ConfigError, DiskFullError
+from kafkalite.transport.free_ports import free_ports
 
 Kl = Callable[..., Any]
 Spawn = Callable[..., "subprocess.Popen[bytes]"]
@@ -108,11 +112,27 @@ def test_ports_follow_the_first() -> None:
     assert layout.controller_ports == (9192, 9193, 9194)
 
 
+def test_a_first_port_without_room_for_the_others_is_refused(kl: Kl, tmp_path: Path) -> None:
+    assert new_layout(3, 65_433).controller_ports[-1] == 65_535
+    result = kl("dev", "-n", "3", "--port", "65434", "--data", tmp_path)
+    assert result.code == 2
+    assert "--port is 65434, but must be 0 to 65433" in result.told
+    assert not list(tmp_path.glob("*.toml"))
+
+
 def test_bad_settings_are_refused_before_anything_starts(kl: Kl, tmp_path: Path) -> None:
     result = kl("dev", "-n", "3", "--data", tmp_path / "data", "--set", "num.partitions=none")
     assert result.code == 2
     assert "num.partitions is 'none'" in result.told
     assert not (tmp_path / "data").exists()
+
+
+def test_more_replicas_than_nodes_are_refused_before_anything_starts(kl: Kl, tmp_path: Path) -> None:
+    for nodes, reason in ((1, "5 replicas need as many nodes, and there is 1"), (2, "and there are 2")):
+        result = kl("dev", "-n", str(nodes), "--data", tmp_path / "data", "--topic", "a:3:5")
+        assert result.code == 2
+        assert "--topic a: 5 replicas" in result.told and reason in result.told
+        assert not (tmp_path / "data").exists()
 
 
 def test_the_nodes_have_the_settings_of_the_environment_except_their_own(
@@ -169,7 +189,7 @@ def test_three_nodes_survive_the_loss_of_one_and_start_again(spawn: Spawn, kl: K
     assert kl("produce", "events", "-b", servers, stdin=b"four\n").code == 0
     status = kl("cluster", "status", "--check", "-b", servers)
     assert status.code == 9
-    assert "broker 2 is fenced" in status.text
+    assert "broker 2 is stopped" in status.text and "fenced" not in status.text
     under = kl("topic", "describe", "--under-replicated", "-b", servers, "-o", "json")
     assert [len(topic["partitions"]) for topic in json.loads(under.out)] == [3]
     leaderless = kl("topic", "describe", "--leaderless", "-b", servers)
@@ -257,6 +277,44 @@ async def test_a_foreign_cluster_on_the_ports_is_refused(
             await cluster.start()
 
 
+def test_a_full_disk_is_named_and_leaves_no_part_of_a_file(
+    kl: Kl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    data = tmp_path / "cluster"
+    refused = kl("dev", "-n", "3", "--port", "0", "--data", data)
+    assert refused.code == 1
+    assert refused.told.startswith(f"kl: no space left for {data}/cluster.toml"), refused.told
+    assert list(data.iterdir()) == []
+
+
+@pytest.mark.parametrize("free_bytes", [24 << 10, 1 << 30])
+async def test_a_start_that_takes_too_long_names_a_full_disk(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, free_bytes: int
+) -> None:
+    """The nodes cannot write the cause to their logs, which are on the same disk."""
+    is_full = free_bytes < 1 << 20
+    cluster = DevCluster(tmp_path, Layout("ours", "secret", tuple(free_ports(1)), (1,)), "127.0.0.1")
+
+    async def spawn_nothing(node_id: int) -> Any:
+        return SimpleNamespace(returncode=None)
+
+    disk = os.statvfs(tmp_path)
+    few = os.statvfs_result((*disk[:4], free_bytes // disk.f_frsize, *disk[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda path: few)
+    monkeypatch.setattr(cluster, "_spawn", spawn_nothing)
+    monkeypatch.setattr(dev_cluster, "_SHORTAGE_QUIET_S", 0.05)
+    monkeypatch.setattr(dev_cluster, "START_LIMIT_S", 0.5)
+    text = f"no space left for {tmp_path}/node-1: the disk has 24,576 bytes free there"
+    expected = DiskFullError if is_full else StartTimeoutError
+    with pytest.raises(expected, match=re.escape(text) if is_full else r"not started within 0\.5 s"):
+        await cluster.start()
+    assert (text in capsys.readouterr().err) == is_full
+
+
 @pytest.mark.slow
 def test_a_node_that_was_restarted_by_hand_stops_with_the_cluster(
     spawn: Spawn, kl: Kl, tmp_path: Path
@@ -294,3 +352,26 @@ def is_listening(port: int) -> bool:
 
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.slow
+def test_a_stop_without_a_quorum_says_why_it_takes_time(spawn: Spawn, tmp_path: Path) -> None:
+    data = tmp_path / "cluster"
+    process = spawn("dev", "-n", "3", "--port", "0", "--data", data, "--print-env")
+    servers_of(process)
+    for number in (1, 2):
+        os.kill(int((data / f"node-{number}" / ".lock").read_text()), signal.SIGKILL)
+    assert process.stderr is not None
+    told = [process.stderr.readline().decode() for _ in range(2)]
+    while not all("ended by signal 9" in line for line in told[-2:]):
+        told.append(process.stderr.readline().decode())
+        assert told[-1], told
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert process.stderr.readline() == (
+        b"stopping 1 node: looking for a controller to hand over partitions, but only 1 of 3 nodes ran;"
+        b" Ctrl-C again ends at once\n"
+    )
+    assert time.monotonic() - began < 2
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, err) == (0, b"stopped.\n")

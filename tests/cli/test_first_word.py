@@ -59,10 +59,16 @@ ARGUMENTS: dict[str, str] = {
     "txn list": "",
     "txn retire": "x",
     "offsets": "t",
+    "cluster balance": "",
     "cluster brokers": "",
     "cluster controller": "",
+    "cluster decommission": "1 --yes",
     "cluster describe": "",
     "cluster elect": "t",
+    "cluster reassign apply": "{plan}",
+    "cluster reassign cancel": "--all",
+    "cluster reassign plan": "t -r 1",
+    "cluster reassign status": "",
     "cluster shutdown": "1 --secret-file {secret}",
     "cluster status": "",
     "cluster wait": "",
@@ -199,7 +205,9 @@ def first_word(command: str, address: str, directory: Path, forks: Forks) -> Wor
     name = command.replace(" ", "-")
     secret = directory / "secret"
     secret.write_text('cluster.secret = "s"\n')
-    arguments = [*command.split(), *ARGUMENTS[command].format(secret=secret).split()]
+    plan = directory / "plan.json"
+    plan.write_text('{"partitions": [{"topic": "t", "partition": 0, "replicas": [1]}]}')
+    arguments = [*command.split(), *ARGUMENTS[command].format(secret=secret, plan=plan).split()]
     arguments += [address] if command == "conformance" else ["-b", address]
     records, output, code = (directory / f"{name}.{kind}" for kind in ("records", "output", "code"))
     records.write_bytes(RECORDS)

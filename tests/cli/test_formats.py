@@ -87,6 +87,32 @@ def test_braces(text: str, expected: bytes) -> None:
     assert shown(text) == expected
 
 
+@pytest.mark.parametrize(("value", "expected"), [(b"null", b"\n"), (b"true", b"true\n"), (b"0", b"0\n")])
+def test_braces_print_values_of_json_as_json_and_null_as_nothing(value: bytes, expected: bytes) -> None:
+    assert shown("{value.a}", RECORD._replace(value=b'{"a":' + value + b"}")) == expected
+
+
+def test_json_that_is_nested_too_deeply_is_formatted_like_text() -> None:
+    """At some depths, the JSON can be read but not written."""
+    for depth in (*range(800, 1000), 100_000):
+        value = b"[" * depth + b"]" * depth
+        record = RECORD._replace(value=value)
+        assert shown("%s{json}", record) in {value, b'"' + value + b'"'}
+        assert shown("{value[0]}", record) in {value[1:-1] + b"\n", b"\n"}
+
+
+def test_json_with_half_of_a_character_is_formatted_like_text() -> None:
+    assert shown("%s{json}", RECORD._replace(value=b'"\\ud800"')) == b'"\\"\\\\ud800\\""'
+
+
+def test_half_of_a_character_remains_an_escape() -> None:
+    half = RECORD._replace(value=b'{"a": "x\\ud800", "b": ["\\udfff"], "\\ud83d": 1}', key=b"\xff")
+    assert shown("{value.a}", half) == b"x\\ud800\n"
+    assert shown("{value.a:>3}|{value.b}{key}", half) == b' x\\ud800|["\\udfff"]\xff\n'
+    assert shown("{value[a]!r}", half) == b"'x\\ud800'\n"
+    assert shown("\ud800%s", NULLS) == b"\\ud800"
+
+
 def test_braces_of_nulls_and_bytes() -> None:
     assert shown("{key}|{value}", NULLS) == b"|\n"
     assert shown("{value.x}", NULLS) == b"\n"

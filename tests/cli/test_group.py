@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -9,16 +10,20 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kafkalite import sync
+from kafkalite import Broker, sync
 from kafkalite.cli import connect
+from kafkalite.cli.exit_codes import TimedOutError
 from kafkalite.cli.group_consume import GroupJob, Holders
 from kafkalite.cli.invocation import Invocation
 from kafkalite.cli.printers import make_printer
-from kafkalite.model import TopicPartition
+from kafkalite.errors import CoordinatorNotAvailableError
+from kafkalite.model import GroupMetadata, Record, TimestampType, TopicPartition
+from kafkalite.testing.sim import Simulation
 
 Kl = Callable[..., Any]
 Spawn = Callable[..., "subprocess.Popen[bytes]"]
@@ -135,6 +140,94 @@ def test_sigterm_leaves_the_group(at: Kl, filled: str, servers: str, spawn: Spaw
     assert (second.code, second.text) == (0, "f\n"), second.told
 
 
+class Slow:
+    """A consumer, and an Admin, of a cluster that never responds to the request ``silent``."""
+
+    def __init__(self, silent: str, *, owns: bool) -> None:
+        self.silent = silent
+        self.partitions = [TopicPartition("t", 0)] if owns else []
+        self.unread = [Record("t", 0, 0, 0, TimestampType.CREATE_TIME, None, b"printed", [])] if owns else []
+
+    async def __aenter__(self) -> Slow:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def subscribe(self, *topics: str) -> None:
+        pass
+
+    def assignment(self) -> list[TopicPartition]:
+        return self.partitions
+
+    def position(self, tp: TopicPartition) -> int:
+        return 0
+
+    def group_metadata(self) -> GroupMetadata:
+        return GroupMetadata("g", "member", 1, None)
+
+    async def get_many(self, max_records: int, *, timeout_ms: int) -> list[Record]:
+        if not self.unread:
+            await asyncio.sleep(timeout_ms / 1000)
+        found, self.unread = self.unread, []
+        return found
+
+    async def respond(self, request: str, response: Any = None) -> Any:
+        if request == self.silent:
+            await asyncio.sleep(1e6)
+        return response
+
+    async def commit(self) -> None:
+        await self.respond("commit")
+
+    async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self.respond("end_offsets", dict.fromkeys(partitions, 5))
+
+    async def describe_group(self, group_id: str) -> Any:
+        await self.respond("describe_group")
+        raise CoordinatorNotAvailableError("fake")
+
+    async def group_lag(self, group_id: str) -> Any:
+        await self.respond("group_lag")
+        await asyncio.sleep(4)  # begins before the limit, and ends after it
+        return [SimpleNamespace(committed=1, end_offset=2, lag=1)]
+
+
+@pytest.mark.parametrize(
+    ("silent", "owns", "late_s"),
+    [
+        ("commit", True, 1.0),
+        ("end_offsets", True, 0.0),
+        ("describe_group", False, 0.0),
+        ("group_lag", False, 0.0),
+        ("", False, 0.0),
+    ],
+)
+def test_no_request_of_a_member_takes_longer_than_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch, silent: str, owns: bool, late_s: float
+) -> None:
+    """In virtual time. Only the commit of printed records may take a second longer."""
+    slow = Slow(silent, owns=owns)
+    monkeypatch.setattr(connect, "admin", lambda _: slow)
+    monkeypatch.setattr(connect, "consumer", lambda *_, **__: slow)
+    virtual = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr("kafkalite.cli.group_consume.time", virtual)
+
+    async def consume() -> float:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        job = GroupJob(
+            ("t",), "g", True, None, 6_000, {}, make_printer("value", None), _held_at=virtual.monotonic()
+        )
+        with pytest.raises(TimedOutError, match=r"timed out after [01] record"):
+            await job.run(Invocation())
+        return loop.time() - began_s
+
+    with Simulation(seed=1) as simulation:
+        passed_s = simulation.run(consume(), on=simulation.host("client"))
+    assert passed_s == pytest.approx(6 + late_s, abs=0.01)
+
+
 def test_a_deleted_topic_of_a_group_is_shown_as_deleted(at: Kl, filled: str, servers: str) -> None:
     kept = f"{filled[:70]}-kept"
     assert at("produce", kept, stdin=b"x\n").code == 0
@@ -221,12 +314,33 @@ def test_reset_only_shows_the_change_without_execute(at: Kl, filled: str, tmp_pa
     assert lag(at, group) == [(0, 3, 3, 0), (1, 2, 2, 0)]
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"t,0,1\nt\xff,0,1\n", "is not UTF-8"),
+        (b"t,0,1\nt,0\n", "line 2: 't,0' is not topic,partition,offset"),
+        (b"t,0,1\n" + b"t" * 200_000 + b",0,1\n", "is not CSV: field larger than field limit"),
+    ],
+)
+def test_a_file_without_offsets_is_refused(at: Kl, tmp_path: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "offsets.csv"
+    path.write_bytes(content)
+    refused = at("group", "reset-offsets", "g", "--from-file", path)
+    assert refused.code == 2
+    assert str(path) in refused.told and told in refused.told
+
+
 def test_a_group_can_be_set_up_before_it_reads(at: Kl, filled: str) -> None:
     group = f"g-{filled}"
     nothing = at("group", "reset-offsets", group, "--to-latest")
     assert nothing.code == 4 and "--topic TOPIC" in nothing.told
     assert at("group", "reset-offsets", group, "--topic", filled, "--to-offset", "2", "--execute").code == 0
     assert at("consume", filled, "-g", group, "-e", "--timeout", "20s").text.split() == ["c"]
+
+
+def test_a_group_id_that_is_too_long_is_refused_in_one_line(at: Kl, filled: str) -> None:
+    done = at("consume", filled, "-g", "g" * 300, "-e")
+    assert (done.code, done.told) == (2, "kl: a group id has 1 to 255 characters\n")
 
 
 def test_commit_and_delete(at: Kl, filled: str) -> None:
@@ -363,6 +477,8 @@ def test_a_group_with_members_is_not_changed(at: Kl, servers: str, filled: str) 
         (["group", "reset-offsets", "g", "--to-earliest", "--execute", "--dry-run"], "either --execute or"),
         (["group", "reset-offsets", "g", "--to-datetime", "soonish"], "is not a time"),
         (["group", "commit", "g", "orders=5"], "TOPIC-PARTITION=OFFSET"),
+        (["group", "commit", "g", "orders-\u00b2=1"], "TOPIC-PARTITION=OFFSET"),
+        (["txn", "abort", "--hanging", "orders-\u00b2"], "--hanging takes TOPIC-PARTITION"),
         (["consume", "t", "-g", "g", "-r", "5:"], "a group continues at its committed offsets"),
         (["txn", "abort"], "no transaction given"),
         (["txn", "abort", "--hanging", "orders-0"], "--start-offset"),
@@ -373,3 +489,12 @@ def test_invalid_combinations_are_usage_errors(at: Kl, arguments: list[str], tol
     refused = at(*arguments)
     assert refused.code == 2
     assert told in refused.told and "Traceback" not in refused.told
+
+
+async def test_describing_all_groups_without_groups_says_so(kl: Kl) -> None:
+    async with Broker(listeners=("127.0.0.1:0",)) as broker:
+        describe = ("group", "describe", "--all-groups", "-b", broker.bootstrap_servers)
+        done = await asyncio.to_thread(kl, *describe)
+        assert (done.code, done.out) == (0, b"")
+        assert done.told == "kl: no groups; 'kl consume TOPIC -g GROUP' creates one\n"
+        assert (await asyncio.to_thread(kl, *describe, "-o", "json")).told == ""

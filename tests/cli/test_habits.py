@@ -199,6 +199,8 @@ def test_patterns_name_topics(at: Kl) -> None:
     unmatched = at("topic", "list", "pattern*")
     assert unmatched.code == 4
     assert "no topic matches 'pattern*'" in unmatched.told and "regular expression" in unmatched.told
+    listed = at("consume", "pattern-a,pattern-b", "-e")
+    assert listed.code == 4 and "separate topics with spaces" in listed.told
     assert at("topic", "list", "pattern-(").code == 2
     assert at("topic", "delete", "pattern-.*", "--yes").text == "pattern-a: deleted\npattern-b: deleted\n"
 

@@ -133,9 +133,11 @@ def test_json_is_arrays_or_records_one_after_another(text: bytes) -> None:
         ("jsonl", b'{"value":"1"}\n{"key":1}\n', 'file:2: a record needs a "value"'),
         ("jsonl", b"\n\nplain text\n", "file:3: not JSON: Expecting value at column 1"),
         ("jsonl", b"\xff\n", "file:1: not JSON: not UTF-8"),
+        ("jsonl", b"[" * 100_000, "file:1: JSON that is nested too deeply"),
         ("json", b'[{"value":"1"},{"key":1}]', 'file: record 2: a record needs a "value"'),
         ("json", b'{"value":"1"', "file: record 1: not JSON"),
         ("json", b"\xff", "file: record 1: not JSON: not UTF-8"),
+        ("json", b'{"value":1}' + b"[" * 100_000, "file: record 2: JSON that is nested too deeply"),
     ],
 )
 def test_an_error_has_its_position(how: InputFormat, data: bytes, problem: str) -> None:

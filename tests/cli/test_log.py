@@ -175,6 +175,22 @@ def test_accepting_a_loss_names_damage_that_only_reading_shows(kl: Kl, data: Pat
     assert "no damage" not in refused.told
 
 
+def test_accepting_a_loss_keeps_the_segment_after_a_gap(kl: Kl, data: Path) -> None:
+    """R45: records are missing between two segments; the second one is intact."""
+    first, second = logs(kl, data)
+    last = [row["position"] for row in rows(kl, "dump", first)][-1]
+    with first.open("rb+") as file:
+        file.truncate(last)
+    refused = kl("log", "accept-loss", first.parent)
+    assert refused.code != 0
+    assert f"{second}: position 0: the segment before it ends at offset" in refused.told
+    assert "the records between them are lost, and this segment is kept" in refused.told
+    (row,) = rows(kl, "accept-loss", first.parent, "--yes")
+    assert row["lost_records"] == 10
+    kept = rows(kl, "dump", first.parent)
+    assert sum(one["records"] for one in kept if one["problem"] is None) == RECORDS - 10
+
+
 def test_accepting_an_older_copy_of_the_metadata(kl: Kl, data: Path) -> None:
     """A log directory of the same name elsewhere is refused with a reason."""
     metadata = data / "__cluster_metadata"
@@ -252,29 +268,102 @@ def test_accepting_a_loss_asks_first_and_makes_the_log_usable(kl: Kl, data: Path
     assert kl("log", "accept-loss", data, "--yes").code != 0
 
 
+def started(data: Path) -> list[tuple[str | None, int]]:
+    """Start a broker. Return (why it is offline, log end offset) of partitions 0 and 1."""
+
+    async def main() -> list[tuple[str | None, int]]:
+        async with (
+            Broker(listeners=("127.0.0.1:0",), log_dirs=str(data)) as broker,
+            Admin(broker.bootstrap_servers) as admin,
+        ):
+            found = sorted(await admin.describe_log_dirs(["t"]), key=lambda one: one.partition)
+        return [(one.offline_reason, one.log_end_offset) for one in found]
+
+    return asyncio.run(main())
+
+
 @pytest.mark.parametrize("kind", ["directory", "symbolic link"])
-def test_a_segment_that_is_no_file_is_named_and_its_records_are_not_given_up(
-    kl: Kl, data: Path, kind: str
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_is_in_the_place_of_a_segment_is_named_and_set_aside(
+    kl: Kl, data: Path, kind: str, number: int
 ) -> None:
-    """R45"""
-    segment = logs(kl, data)[0]
-    content = segment.read_bytes()
+    """R24, R45: the other segments count as sound, and nothing is removed."""
+    segments = logs(kl, data)
+    segment = segments[number]
+    first, end = [*(int(one.stem) for one in segments), RECORDS][number : number + 2]
     segment.rename(data / "moved")
     if kind == "directory":
         segment.mkdir()
+        (segment / "inside").write_bytes(b"kept")
     else:
         segment.symlink_to(data / "moved")
     verified = kl("log", "verify", data)
-    assert f"{segment}: position 0: cannot be opened as a file: " in verified.told
-    refused = kl("log", "accept-loss", segment.parent, "--yes")
-    assert refused.code == 1
-    assert f"{segment} cannot be opened as a file: " in refused.told
-    assert "put the file itself there" in refused.told
+    assert f"{segment}: position 0: cannot be opened as a file: it is a {kind}" in verified.told
+    in_doubt = f"is a {kind}, but must be a regular file; sound below offset {first}, at least {end - first}"
+    assert in_doubt in verified.told
+    reason, sound_end = started(data)[0]
+    assert in_doubt in str(reason)
+    assert sound_end == first
+    sound = {one: one.read_bytes() for one in segments if one != segment}
+    (row,) = json.loads(kl("log", "accept-loss", segment.parent, "--yes", "-o", "json").out)
+    assert (row["lost_records"], row["log_end_offset"]) == (end - first, RECORDS)
+    kept = segment.with_name(segment.name + ".damaged-1")
+    assert str(kept) in row["kept"]
     if kind == "directory":
-        segment.rmdir()
-    (data / "moved").replace(segment)
-    assert segment.read_bytes() == content
-    assert kl("log", "verify", data).code == 0
+        assert (kept / "inside").read_bytes() == b"kept"
+    else:
+        assert kept.readlink() == data / "moved"
+    for one, content in sound.items():
+        aside = one.with_name(one.name + ".damaged-1")  # it got a gap batch
+        assert content in (one.read_bytes(), aside.read_bytes() if aside.exists() else b"")
+    assert started(data) == [(None, RECORDS), (None, 0)]
+
+
+def test_a_file_in_the_place_of_a_log_directory_is_named_and_set_aside(kl: Kl, data: Path) -> None:
+    """R24, R45"""
+    log = logs(kl, data)[0].parent
+    shutil.rmtree(log)
+    log.write_bytes(b"kept")
+    named = f"{log} is a regular file, but must be a directory"
+    verified = kl("log", "verify", data)
+    assert verified.code == 9
+    assert named in verified.told
+    assert "t 1" in re.sub(" +", " ", verified.text), "the other log is verified"
+    reason = str(started(data)[0][0])
+    assert named in reason
+    assert f"kl log accept-loss {log}" in reason
+    accepted = kl("log", "accept-loss", log, "--yes", "-o", "json")
+    assert f"{named}: all records of the log are lost" in accepted.told
+    (row,) = json.loads(accepted.out)
+    assert (row["lost_records"], row["log_end_offset"]) == (RECORDS, RECORDS)
+    assert [Path(one).read_bytes() for one in row["kept"]] == [b"kept"]
+    assert started(data) == [(None, RECORDS), (None, 0)]
+
+
+def test_each_of_two_exchanged_log_directories_is_named(kl: Kl, data: Path) -> None:
+    """R42: the start and the command give the same cause and the same way out."""
+    full = logs(kl, data)[0].parent
+    empty = full.with_name(full.name[:-1] + "1")
+
+    def exchange() -> None:
+        full.rename(data / "moved")
+        empty.rename(full)
+        (data / "moved").rename(empty)
+
+    exchange()
+    for (reason, _), directory, home in zip(started(data), (full, empty), (empty, full), strict=True):
+        cause, remedy = (
+            f"{directory} holds the log t-{home.name[-1]}",
+            f"rename it to {home}; or move it away",
+        )
+        assert str(reason).startswith(cause)
+        assert remedy in str(reason)
+        refused = kl("log", "accept-loss", directory, "--yes")
+        assert refused.code == 1
+        assert cause in refused.told
+        assert remedy in refused.told
+    exchange()
+    assert started(data) == [(None, RECORDS), (None, 0)]
 
 
 def test_a_torn_tail_is_no_damage(kl: Kl, data: Path) -> None:
@@ -391,3 +480,46 @@ def test_accepting_the_loss_of_markers_names_the_transactions_before_and_after(
     assert [one["first_offset"] for one in row["open_transactions"]] == [12]
     assert row["lost_records"] == 2
     assert asyncio.run(read()) == [0, 1, 2, 8, 9, 10]
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"format_version": 1}'])
+def test_a_lost_or_damaged_node_json_is_written_again(kl: Kl, data: Path, content: bytes | None) -> None:
+    """R25: the error names the command. Other ids are refused, and no record is lost."""
+    file = data / "node.json"
+    cluster_id = json.loads(file.read_bytes())["cluster_id"]
+    restore = ("server", "format", "--restore", "--data", data, "--cluster-id", cluster_id, "--node-id")
+    assert "has an intact node.json" in kl(*restore, "1").told
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    refused = kl("server", "start", "--data", data, "--set", "listeners=127.0.0.1:0", "--log-level", "error")
+    metadata = kl("log", "accept-loss", data / "__cluster_metadata")
+    for result in (refused, metadata):
+        assert result.code == 1
+        assert f"kl server format --restore --data {data} --cluster-id ID --node-id N" in result.told
+    assert kl(*restore[:-3], "--node-id", "1").code == 2, "no cluster id"
+    other = kl(*restore, "2")
+    assert other.code == 1
+    assert "node 1" in other.told
+    assert file.exists() is (content is not None)
+    restored = kl(*restore, "1", "-o", "json")
+    assert restored.code == 0, restored.told
+    assert json.loads(file.read_bytes())["cluster_id"] == cluster_id
+    assert [one.read_bytes() for one in data.glob("node.json.damaged-*")] == (
+        [] if content is None else [content]
+    )
+    assert started(data) == [(None, RECORDS), (None, 0)]
+
+    async def read() -> int:
+        async with (
+            Broker(listeners=("127.0.0.1:0",), log_dirs=str(data)) as broker,
+            Consumer(
+                "t", bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest"
+            ) as consumer,
+        ):
+            found = 0
+            while found < RECORDS:
+                found += len(await consumer.get_many(RECORDS, timeout_ms=5_000))
+            return found
+
+    assert asyncio.run(asyncio.wait_for(read(), 20)) == RECORDS

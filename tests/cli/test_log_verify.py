@@ -16,6 +16,7 @@ from kafkalite.cli.exit_codes import CHECK_FAILED, USAGE
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.file_check import UNCHECKED
 from kafkalite.storage.log_store import LogStore
+from proof.waiting import eventually
 
 Kl = Callable[..., Any]
 
@@ -45,6 +46,14 @@ async def _fill(path: Path) -> None:
         async with Admin(broker.address) as admin:
             for number in range(12):
                 await admin.create_topic(f"u{number}", 1)
+            # The log keeps up to 1,024 bytes of entries that a snapshot contains. So it has dropped some
+            # when a second snapshot is stored.
+            snapshot = path / "__cluster_metadata" / "raft.snapshot"
+            await eventually(snapshot.exists)
+            first = snapshot.read_bytes()
+            for number in range(40):
+                await admin.alter_configs("topic", "t", {"retention.ms": str(10**12 + number)})
+            await eventually(lambda: snapshot.read_bytes() != first)
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,13 @@ def test_a_missing_package_of_one_command_is_one_sentence(repository: Path) -> N
             "(pip install 'kafkalite[server]')",
         ),
         (
+            "cramjam",
+            "import asyncio, kafkalite\n"
+            "asyncio.run(kafkalite.Producer('inproc://none', compression_type='zstd').start())",
+            "compression.type=zstd needs the package cramjam, which is not installed "
+            "(pip install 'kafkalite[compression]')",
+        ),
+        (
             "pyarrow",
             "import kafkalite\nkafkalite.RecordBatchBuilder().extend_arrow([])",
             "Arrow data needs the package pyarrow, which is not installed (pip install 'kafkalite[arrow]')",
@@ -82,7 +89,19 @@ def test_the_fixture_without_pysyncobj_fails_with_one_sentence(repository: Path,
     flags = ("-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path))
     done = python(repository, {"pysyncobj"}, code, *flags, str(tmp_path / "test_three.py"))
     assert done.returncode == 1, done.stdout
-    assert (
-        "needs the package pysyncobj, which is not installed (pip install 'kafkalite[server]')" in done.stdout
-    )
+    sentence = "needs the package pysyncobj, which is not installed (pip install 'kafkalite[server]')"
+    failure = done.stdout.split("short test summary info")[0]
+    assert failure.count(sentence) == 1 and "No module named" not in done.stdout, done.stdout
     assert "Traceback" not in done.stdout and "adapter.py" not in done.stdout
+
+
+def test_data_frames_without_pandas_and_pyarrow_name_the_extra_that_contains_both(repository: Path) -> None:
+    for code in (
+        "asyncio.run(kafkalite.Consumer('t').to_pandas())",
+        "kafkalite.Table('t', bootstrap_servers='inproc://none').to_pandas()",
+    ):
+        done = python(repository, {"pandas", "pyarrow"}, f"import asyncio, kafkalite\n{code}")
+        assert done.stderr.splitlines()[-1] == (
+            "kafkalite.errors.MissingExtraError: a DataFrame needs the package pandas, which is not "
+            "installed (pip install 'kafkalite[pandas]')"
+        )

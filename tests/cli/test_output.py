@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 
 import pytest
 import yaml
 
+import kafkalite.cli
 from kafkalite.cli import output
 from kafkalite.cli.output import (
     Column,
@@ -27,6 +30,29 @@ ROWS = [{"name": "a", "size": 10, "id": None}, {"name": "long name", "size": 204
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     print_listing(ROWS, COLUMNS, "table")
     assert capsys.readouterr().out == "NAME           SIZE\na              10 B\nlong name  20.0 KiB\n"
+
+
+def test_control_characters_of_clients_reach_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """S13: a group id must not clear the screen of an administrator, or look like another line."""
+    evil, shown = "g\x1b[2J\nkl: done", "g\\x1b[2J\\nkl: done"
+    columns = (Column("name", "NAME"), Column("ids", "IDS"), Column("of", "OF", show=str))
+    rows = [{"name": evil, "ids": [evil, {"a": evil}["a"]], "of": evil}]
+    print_listing(rows, columns, "table")
+    assert capsys.readouterr().out.splitlines()[1].split("  ") == [shown, f"{shown},{shown}", shown]
+    print_listing(rows, columns, "name")
+    assert capsys.readouterr().out == f"{shown}\n"
+    print_document({"group": evil, "of": {"a": evil}}, "table")
+    assert capsys.readouterr().out == f"group  {shown}\nof     a={shown}\n"
+
+
+@pytest.mark.parametrize("how", ["json", "jsonl"])
+def test_json_has_no_control_characters_for_a_terminal(capsys: pytest.CaptureFixture[str], how: str) -> None:
+    """S13: U+009B begins a command as ESC [ does. JSON leaves it and DEL unescaped."""
+    evil = "g\x9b2J\x7f\x85é\x1b"
+    print_listing([{"name": evil}], (Column("name", "NAME"),), how)
+    text = capsys.readouterr().out
+    assert r"g\u009b2J\u007f\u0085é\u001b" in text
+    assert json.loads(text) in ([{"name": evil}], {"name": evil})
 
 
 def test_wide_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +86,18 @@ def test_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == document
     print_document(document, "yaml")
     assert yaml.safe_load(capsys.readouterr().out) == document
+
+
+def test_tables_for_people_have_no_underscores(capsys: pytest.CaptureFixture[str]) -> None:
+    print_document({"bytes_in": 5}, "table")
+    assert capsys.readouterr().out == "bytes in  5\n"
+    titles = set()
+    for module in pkgutil.iter_modules(kafkalite.cli.__path__):
+        for value in vars(importlib.import_module(f"kafkalite.cli.{module.name}")).values():
+            if isinstance(value, tuple):
+                titles |= {each.title for each in value if isinstance(each, Column)}
+    assert "MEMBERS" in titles and len(titles) > 50
+    assert not [title for title in titles if "_" in title or title != title.upper()]
 
 
 class Terminal:

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from kafkalite import sync
 from kafkalite.cli import pipeline
 from kafkalite.cli.invocation import Invocation
 from kafkalite.cli.pipeline_view import Watcher, print_report
+from proof.certificates import DevCertificates
 from sparkbridge.pipelines import sql_syntax
 
 pytest.importorskip("pyspark")
@@ -228,6 +230,66 @@ def test_run_asks_the_brokers_before_spark_starts(
     assert "[source] topic 'orders' does not exist" in result.told
     assert "did you mean order?" in result.told
     assert asked == []
+
+
+@pytest.mark.parametrize("origin", ["-X", "context", "environment"])
+def test_the_settings_of_the_command_reach_the_queries(
+    kl: Kl, good: Path, dev_certificates: DevCertificates, origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sparkbridge.pipelines.runner as runner
+    from sparkbridge.pipelines.engine import source_options, with_brokers
+
+    pipelines: list[Any] = []
+    settings: list[Any] = []
+    monkeypatch.setattr(runner, "missing_requirements", list)
+    monkeypatch.setattr(pipeline, "print_report", lambda *_: None)
+
+    def execute(file: Any, setting: Any, *rest: Any, **more: Any) -> Any:
+        pipelines.append(file.pipeline)
+        settings.append(setting)
+        return SimpleNamespace(failed=[], was_stopped=False)
+
+    monkeypatch.setattr(pipeline, "execute", execute)
+    monkeypatch.chdir(dev_certificates.directory)
+    login = {
+        "security.protocol": "SASL_SSL",
+        "ssl.truststore.location": "ca.pem",
+        "sasl.username": "alice",
+        "sasl.password": "a long password",
+    }
+    (good.parent / "load.py").write_text("def load(demo):\n    return []\n")
+    there = ["--checkpoint", good.parent / "c"]
+    listeners = {"listeners": "SASL_SSL://127.0.0.1:0,inproc://pipelines-log-in"}
+    with sync.Broker(**dev_certificates.broker() | listeners) as broker:
+        with sync.Admin("inproc://pipelines-log-in") as admin:
+            admin.set_user_password("alice", "a long password", iterations=4_096)
+            admin.create_topic("orders")
+        if origin == "environment":
+            for name, text in login.items():
+                monkeypatch.setenv(f"KAFKALITE_CLIENT_{name.replace('.', '_').upper()}", text)
+            result = kl("pipeline", "run", good, *there, "-b", broker.addresses[0])
+        else:
+            given = [part for name, text in login.items() for part in ("-X", f"{name}={text}")]
+            if origin == "context":
+                assert kl("context", "add", "closed", "-b", broker.addresses[0], *given).code == 0
+                given = ["--context", "closed"]
+            else:
+                given += ["-b", broker.addresses[0]]
+            result = kl("pipeline", "run", good, *there, *given)
+        assert result.code == 0, result.told
+        demo = kl("pipeline", "run", good, "--demo", "--set", "demo.load=load.py:load")
+        assert demo.code == 0, demo.told
+    named, of_demo = settings
+    expected = {**login, "ssl.truststore.location": str(dev_certificates / "ca.pem")}
+    assert named.security == expected
+    assert "a long password" not in repr(named)
+    options = source_options(pipelines[0], pipelines[0].sinks[0], named)
+    assert {f"kafka.{name}": text for name, text in expected.items()}.items() <= options.items()
+    other = with_brokers({}, {"Kafka.Bootstrap.Servers": "other:9092"}, named.client_settings)
+    assert other == {"Kafka.Bootstrap.Servers": "other:9092"}, "they are not sent to other brokers"
+    own = with_brokers({}, {"kafka.SASL.username": "bob"}, named.client_settings)
+    assert own["kafka.SASL.username"] == "bob" and "kafka.sasl.username" not in own
+    assert of_demo.security == {}, "a demo has a broker of its own"
 
 
 def test_without_java_it_says_what_is_missing(kl: Kl, good: Path, monkeypatch: pytest.MonkeyPatch) -> None:

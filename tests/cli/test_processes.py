@@ -98,6 +98,60 @@ def test_a_closed_pipe_ends_a_consume_that_waits(spawn: Spawn, filled: str, serv
     process.stdout = None
 
 
+@pytest.mark.parametrize(
+    "command", ["consume {}", "consume {} -g readers", "topic list", "metadata tail", "--version", "--help"]
+)
+def test_a_closed_stdout_is_an_error(repository: Path, filled: str, servers: str, command: str) -> None:
+    done = subprocess.run(
+        f"exec '{sys.executable}' -m kafkalite {command.format(filled)} >&-",
+        shell=True,
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env=os.environ | environment(servers),
+    )
+    first, *rest = done.stderr.splitlines()
+    assert first == "kl: stdout can't be written: Bad file descriptor"
+    assert rest == ["    hint: it is closed (>&-); >/dev/null discards the output"]
+    assert done.returncode == 1
+
+
+def test_a_closed_stdout_does_not_matter_without_output(repository: Path, filled: str, servers: str) -> None:
+    command = f"echo x | '{sys.executable}' -m kafkalite produce {filled} -q >&-"
+    variables = os.environ | environment(servers)
+    done = subprocess.run(command, shell=True, cwd=repository, capture_output=True, env=variables)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_server_runs_without_a_stdout(repository: Path, tmp_path: Path) -> None:
+    words = f"server start --data '{tmp_path}' --set listeners=127.0.0.1:0"
+    command = ["sh", "-c", f"exec '{sys.executable}' -m kafkalite {words} >&-"]
+    with subprocess.Popen(command, cwd=repository, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "stdout not written" in line:
+                process.terminate()
+    assert process.returncode == 0
+
+
+def test_a_closed_pipe_ends_a_metadata_tail_that_waits(spawn: Spawn, servers: str) -> None:
+    process = spawn("metadata", "tail", **environment(servers))
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(LIMIT_SECONDS) == 0
+    process.stdout = None
+
+
+def test_characters_without_an_encoding_are_escaped(repository: Path) -> None:
+    """The name of a file may have any bytes."""
+    program = "import kafkalite.cli as cli; cli._escape_what_has_no_encoding(); print('\\udcff\\ud800')"
+    variables = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=repository, capture_output=True, env=variables)
+    assert done.stdout == b"\\udcff\\ud800\n"
+
+
 def test_ctrl_c_is_quiet_and_130(spawn: Spawn, filled: str, servers: str) -> None:
     process = spawn("consume", filled, "-r", "-1", **environment(servers))
     assert line_of(process.stdout) == b"4999\n"

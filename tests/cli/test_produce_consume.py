@@ -297,6 +297,18 @@ def test_fetch_of_a_missing_record(at: Kl, topic: str) -> None:
     assert at("fetch", "nowhere-0-0").code == 4
 
 
+def test_fetch_of_a_transaction_marker(at: Kl, topic: str) -> None:
+    assert at("produce", topic, "-p", "0", "--txn", stdin=b"x\n").code == 0
+    at_the_end = at("fetch", f"{topic}-0-1")
+    assert at_the_end.code == 4
+    assert f"there is no record {topic}-0-1" in at_the_end.told
+    assert "no record follows" in at_the_end.told
+    assert at("produce", topic, "-p", "0", stdin=b"y\n").code == 0
+    before_another = at("fetch", f"{topic}-0-1")
+    assert before_another.code == 4
+    assert f"the next record is {topic}-0-2" in before_another.told
+
+
 def test_fetch_of_no_address(at: Kl) -> None:
     result = at("fetch", "nothing")
     assert result.code == 2

@@ -55,6 +55,7 @@ records = st.builds(
 def test_any_record_survives_the_round_trip(record: Record) -> None:
     line = to_line(record)
     assert line.count(b"\n") == 1
+    assert not any(code < 32 or 127 <= code < 160 for code in map(ord, line.decode().removesuffix("\n")))
     assert draft(json.loads(line)) == (
         record.topic,
         record.partition,

@@ -64,7 +64,7 @@ def test_warnings_are_rate_limited(
     child.warning("broker 1 is still away")
     now[0] += 11
     child.warning("broker 1 is away for good")
-    child.error("this is shown at once")
+    child.error("this is shown at once\x1b[2J\nkl: done")
     assert capsys.readouterr().err == (
-        "kl: broker 1 is away\nkl: broker 1 is away for good\nkl: this is shown at once\n"
+        "kl: broker 1 is away\nkl: broker 1 is away for good\nkl: this is shown at once\\x1b[2J\\nkl: done\n"
     )

@@ -258,6 +258,35 @@ def test_logs_of_a_topic_or_broker_that_does_not_exist_are_no_empty_list(at: Kl)
     assert (missing.code, missing.told) == (4, "kl: there is no broker '7'\n    hint: the node ids are: 1\n")
 
 
+def test_the_replicas_that_are_in_sync_are_kept(kl: Kl) -> None:
+    with SyncCluster(brokers=3, controllers=1, transport="tcp") as cluster:
+        servers = ("-b", cluster.bootstrap_servers)
+        assert kl("topic", "create", "orders", "-r", "3", *servers).code == 0
+
+        def replicas() -> list[int]:
+            (described,) = json.loads(kl("topic", "describe", "orders", "-o", "json", *servers).out)
+            found: list[int] = described["partitions"][0]["replicas"]
+            return found
+
+        first, second, third = replicas()
+        assert kl("topic", "create", "gone", "-r", "2", *servers).code == 0
+        there = {"partitions": [{"topic": "gone", "partition": 0, "replicas": [first, second]}]}
+        moved = kl("cluster", "reassign", "apply", "-", "--wait", *servers, stdin=json.dumps(there).encode())
+        assert moved.code == 0, moved.told
+        fewer = ("topic", "alter", "orders", "--allow-replication-factor-change", *servers)
+        cluster.stop(first)
+        assert "in sync" not in kl(*fewer, "-r", "2", "--dry-run").told
+        cluster.stop(second)
+        warned = kl(*fewer, "-r", "2", "--dry-run")
+        assert "orders-0: only 1 of the 2 replicas that stay are in sync now" in warned.told
+        assert kl(*fewer, "-r", "1").code == 0
+        assert replicas() == [third]
+        leaderless = ("topic", "alter", "gone", "--allow-replication-factor-change", "-r", "1", *servers)
+        refused = kl(*leaderless)
+        assert refused.code == 9
+        assert "gone-0 has no leader, so any replica may be the last copy of a record" in refused.told
+
+
 def test_the_replication_factor_cannot_be_lowered(kl: Kl) -> None:
     """Also not with the options of kafka-topics.sh. The other changes of a refused command are not made."""
     with SyncCluster(brokers=2, transport="tcp", broker_session_timeout_ms=60_000) as cluster:
@@ -270,11 +299,15 @@ def test_the_replication_factor_cannot_be_lowered(kl: Kl) -> None:
         ):
             refused = kl("topic", *change, *servers)
             assert refused.code == 2, refused
-            assert "the replication factor of orders is 2 and can't be changed to 1" in refused.told
-            assert "hint: create another topic with -r 1, and copy the records" in refused.told
+            assert "orders has 2 replicas, and 1 are fewer: copies of acknowledged" in refused.told
+            assert "hint: add --allow-replication-factor-change" in refused.told
         (described,) = json.loads(kl("topic", "describe", "orders", "-o", "json", *servers).out)
         assert [sorted(each["replicas"]) for each in described["partitions"]] == [[1, 2]]
         assert "retention.ms" not in str(described["configs"])
+        dry = kl(
+            "topic", "alter", "orders", "-r", "1", "--allow-replication-factor-change", "--dry-run", *servers
+        )
+        assert dry.text == "orders: 1 partition would get 1 replicas (dry run)\n"
         same = kl("topic", "alter", "orders", "-r", "2", "-p", "2", *servers)
         assert same.code == 0
         assert "partitions 1 -> 2" in same.text

@@ -26,7 +26,7 @@ from kafkalite.errors import (
     OffsetOutOfRangeError,
     UnsupportedVersionError,
 )
-from kafkalite.model import EARLIEST, LATEST, TopicPartition
+from kafkalite.model import EARLIEST, LATEST, IsolationLevel, TopicPartition
 from kafkalite.protocol.messages.data import EpochEnd, EpochPartition, FetchedPartition, FetchPartition
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import ATTRIBUTES_POSITION, CONTROL_BIT, seal, stamp
@@ -305,6 +305,24 @@ def test_temporary_errors_pause_and_request_metadata() -> None:
     _answer(state, plan, {T0: _batch(0, b"a")}, now_ms=310)
     assert state.partitions[T0].failures == 0
     assert state.next_retry_ms(310) is None
+
+
+def test_an_open_transaction_delays_only_a_fetch_that_it_leaves_without_records() -> None:
+    config = replace(CONFIG, isolation_level=IsolationLevel.READ_COMMITTED)
+    state = _state(T0, config=config)
+
+    def fetch(data: bytes | bytearray, stable_offset: int) -> object:
+        (plan,) = _plan(state)
+        result = FetchedPartition(*T0, 0, None, 9, stable_offset, 0, len(data), [])
+        state.on_fetched(plan.requested, [result], memoryview(bytes(data)), 0, 0.5)
+        _take_all(state)
+        return state.partitions[T0].delayed_by
+
+    assert fetch(_batch(0, b"a"), 1) is None, "it has records"
+    assert "t-0: an open transaction holds back the records from offset 1 on" in str(fetch(b"", 1))
+    assert fetch(b"", 2) is None, "the response had no room for the record before the transaction"
+    assert fetch(_batch(1, b"b"), 9) is None
+    assert fetch(b"", 9) is None, "it is at the end of the log"
 
 
 def test_r24_a_storage_error_that_stays_is_raised_and_then_tried_again() -> None:

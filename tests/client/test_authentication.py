@@ -176,8 +176,12 @@ class TestOnTheWire:
         async with WireClient(controller_address(cluster)) as wire:
             answer = await wire.call(DescribeClusterRequest())
             assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            named = f"{controller_address(cluster)} is a controller's listener"
+            assert named in answer.error_message and "brokers listen at other" in answer.error_message
 
-    async def test_a_wrong_secret_is_refused_by_either_side(self, cluster: Cluster) -> None:
+    async def test_a_wrong_secret_is_refused_by_either_side(
+        self, cluster: Cluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
         address = controller_address(cluster)
         stranger = of_node(cluster.nodes[1], 1, cluster_secret="not the secret of this cluster")
         with pytest.raises(ClusterAuthorizationFailedError, match="does not know"):
@@ -188,6 +192,9 @@ class TestOnTheWire:
             refused = await wire.call(messages.ClusterProofRequest(b"x" * 32))
             assert refused.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
             await wire.closed()
+        (line,) = (one.getMessage() for one in caplog.records if one.name == "kafkalite.audit")
+        assert line.startswith("node refused principal=User:ANONYMOUS host=")
+        assert "it does not know the secret" in line
 
     async def test_one_proof_for_one_challenge(self, cluster: Cluster) -> None:
         address = cluster.brokers[2].address

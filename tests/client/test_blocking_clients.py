@@ -277,6 +277,34 @@ def test_closing_with_something_queued(broker: sync.Broker, monkeypatch: pytest.
     assert pending.result(1).offset == 0
 
 
+@pytest.mark.parametrize(
+    ("drains_for_s", "timeout", "least", "most"), [(0.2, 10, 0, 9_800), (60, 0.05, 0, 0)]
+)
+def test_a_timeout_of_close_is_for_all_of_it(
+    broker: sync.Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    drains_for_s: float,
+    timeout: float,
+    least: int,
+    most: int,
+) -> None:
+    producer = sync.Producer(broker.bootstrap_servers).start()
+    given: list[int] = []
+    close = producer._original.close
+
+    async def drain() -> None:
+        await asyncio.sleep(drains_for_s)
+
+    async def note(timeout_ms: int) -> None:
+        given.append(timeout_ms)
+        await close(timeout_ms)
+
+    monkeypatch.setattr(producer, "_drain_all", drain)
+    monkeypatch.setattr(producer._original, "close", note)
+    producer.close(timeout)
+    assert least <= given[0] <= most
+
+
 def test_no_broker_at_the_address() -> None:
     with pytest.raises(ConnectionFailedError):
         sync.Producer("inproc://missing", reconnect_backoff_ms=1).start()

@@ -23,6 +23,8 @@ from kafkalite.model import TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.messages.metadata import MetadataRequest
 from kafkalite.rng import seeded_rng
+from kafkalite.testing.sim import Simulation
+from kafkalite.testing.sim.streams import SimTransport
 from proof.waiting import eventually, settle
 
 FAST = {
@@ -75,6 +77,69 @@ async def test_an_unreachable_cluster_is_reported_with_all_addresses() -> None:
     with pytest.raises(ConnectionFailedError, match=r"nobody.*nowhere.*kl dev"):
         await client.start()
     assert client.is_closed
+
+
+async def test_an_error_names_a_controller_and_a_broker_that_is_not_live(fake_cluster: list[Any]) -> None:
+    client = _client(fake_cluster[1].address)
+    await client.start()
+    address = fake_cluster[0].address
+    await fake_cluster[0].stop()
+    with pytest.raises(ConnectionFailedError, match=rf"node 1, the controller: .*{address}"):
+        await client.connection(1)
+    del fake_cluster[1].peers[1]
+    await client._refresh_once()
+    reason = f"broker 1 is not among the live brokers: it was stopped, or does not respond at {address}"
+    with pytest.raises(ConnectionFailedError, match=reason):
+        await client.connection(1)
+    await client.close()
+
+
+async def test_an_unknown_host_name_is_named_as_the_cause() -> None:
+    with pytest.raises(ConnectionFailedError, match=r"nosuch\.invalid:9092: .*\(check the host name\)"):
+        await _client("nosuch.invalid:9092").start()
+
+
+class Silent(asyncio.BufferedProtocol):
+    """A server that accepts connections, reads requests and never responds."""
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return bytearray(4096)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit_ms"),
+    [
+        ({}, 10_000),
+        ({"socket.connection.setup.timeout.ms": 3_000}, 3_000),
+        ({"default.api.timeout.ms": 2_000}, 2_000),
+    ],
+)
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_the_start_at_ports_that_never_respond_ends_after_the_time_that_its_error_names(
+    settings: dict[str, int], limit_ms: int, nodes: int
+) -> None:
+    reason = rf"silent0:1 did not .* {limit_ms} ms.*another program may listen there"
+
+    async def accept(address: str) -> None:
+        await SimTransport().listen(address, Silent)
+        await asyncio.sleep(1e6)
+
+    async def open_client() -> float:
+        client = ClusterClient(admin_config({"bootstrap.servers": addresses, **settings}))
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(ConnectionFailedError, match=reason):
+            await client.start()
+        return asyncio.get_running_loop().time() - began_s
+
+    addresses = [f"sim://silent{number}:1" for number in range(nodes)]
+    with Simulation(seed=1) as simulation:
+        for number, address in enumerate(addresses):
+            simulation.host(f"silent{number}").run(accept(address))
+        passed_s = simulation.run(open_client(), on=simulation.host("client"))
+    assert passed_s == pytest.approx(limit_ms / 1000, abs=0.05)
 
 
 async def test_a_client_that_opens_survives_the_kills_of_its_broker() -> None:
@@ -233,6 +298,24 @@ async def test_a_topic_tracked_during_a_refresh_is_in_the_next(fake_broker: Any,
     await client.close()
 
 
+@pytest.mark.parametrize("refusal", [ErrorCode.NONE, ErrorCode.NOT_CONTROLLER])
+async def test_a_topic_tracked_during_a_refresh_does_not_wait_for_the_pause(
+    fake_broker: Any, make_fault: Any, refusal: ErrorCode
+) -> None:
+    client = _client(fake_broker.address, **{"retry.backoff.max.ms": 60_000})
+    await client.start()
+    await client.refreshed()
+    held = asyncio.Event()
+    fake_broker.fault(ApiKey.METADATA, make_fault(hold=held, refuse=int(refusal)))
+    client.request_refresh()
+    await eventually(lambda: fake_broker.count(ApiKey.METADATA) == 3)
+    client._refresh_pause_ms = 60_000
+    client.track("a")
+    held.set()
+    await eventually(lambda: client.metadata.partition_count("a") == 1, limit_s=2)
+    await client.close()
+
+
 async def test_metadata_is_fetched_again_by_age(fake_broker: Any) -> None:
     client = _client(fake_broker.address, **{"metadata.max.age.ms": 5})
     await client.start()
@@ -253,10 +336,45 @@ async def test_each_purpose_has_its_own_connection(fake_broker: Any) -> None:
     await client.close()
 
 
+@pytest.mark.parametrize("way", ["connection", "call"])
+async def test_closing_the_client_during_a_dial_raises_that_it_is_closed(
+    fake_broker: Any, make_fault: Any, way: str
+) -> None:
+    client = _client(fake_broker.address)
+    await client.start()
+    client.drop_connection(1, Purpose.MAIN)
+    fake_broker.always[ApiKey.API_VERSIONS] = make_fault(drop=True)
+    before = fake_broker.count(ApiKey.API_VERSIONS)
+    ways = {"connection": client.connection(1), "call": client.call(MetadataRequest(None, False), node_id=1)}
+    waiting = asyncio.ensure_future(ways.pop(way))
+    for unused in ways.values():
+        unused.close()
+    await eventually(lambda: fake_broker.count(ApiKey.API_VERSIONS) > before)
+    await client.close()
+    with pytest.raises(ClientClosedError):
+        await waiting
+
+
+async def test_cancelling_a_wait_for_a_dial_leaves_the_dial(fake_broker: Any, make_fault: Any) -> None:
+    client = _client(fake_broker.address)
+    await client.start()
+    held = asyncio.Event()
+    fake_broker.fault(ApiKey.API_VERSIONS, make_fault(hold=held))
+    waiting = asyncio.ensure_future(client.connection(1, Purpose.FETCH))
+    await eventually(lambda: fake_broker.count(ApiKey.API_VERSIONS) == 2)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    held.set()
+    await client.connection(1, Purpose.FETCH)
+    assert fake_broker.count(ApiKey.API_VERSIONS) == 2
+    await client.close()
+
+
 async def test_a_broker_that_is_not_in_the_metadata(fake_broker: Any) -> None:
     client = _client(fake_broker.address)
     await client.start()
-    with pytest.raises(ConnectionFailedError, match="broker 9 is not in"):
+    with pytest.raises(ConnectionFailedError, match="broker 9 is not among the live"):
         await client.connection(9)
     await client.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,6 +86,13 @@ def test_columns_of_other_lengths_are_refused(column: str) -> None:
     given = {"keys": None, "timestamps": 0, "headers": None, column: [b"k"]}
     with pytest.raises(RecordError, match=f"1 {column} for 2 values"):
         RecordColumns([b"a", b"b"], given["keys"], given["timestamps"], given["headers"]).check()
+
+
+@pytest.mark.parametrize("value", [b"abc", bytearray(b"abc"), "abc"])
+def test_one_value_is_refused_as_a_column_of_values(value: Any) -> None:
+    told = rf"the values are one {type(value).__name__}, .* \(put it into a list: \["
+    with pytest.raises(RecordError, match=told):
+        RecordColumns(value, None, 0, None).check()
 
 
 @settings(derandomize=True, deadline=None)

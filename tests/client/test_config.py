@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import Any, get_type_hints
 
 import pytest
 
-from kafkalite import Admin, Consumer, Producer, sync
+from kafkalite import Admin, Broker, Consumer, Producer, sync
 from kafkalite.broker.config import BROKER_OPTIONS
 from kafkalite.client.config import (
     ADMIN_OPTIONS,
@@ -26,6 +28,7 @@ from kafkalite.errors import ClientError, ConfigError
 from kafkalite.model import Acks, IsolationLevel
 from kafkalite.options import OptionRegistry
 from kafkalite.records.header import Codec
+from kafkalite.testing import VirtualClock
 
 
 def test_defaults_are_kafkas() -> None:
@@ -101,6 +104,93 @@ def test_a_misspelt_variable_is_refused(
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigError, match=problem):
         Producer(config="environment")
+
+
+@pytest.mark.parametrize("client", [Admin, Producer, Consumer])
+def test_the_environment_has_every_setting_of_security(monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
+    given = {
+        "security_protocol": "SASL_SSL",
+        "ssl_keystore_location": "alice.pem",
+        "ssl_keystore_type": "PEM",
+        "ssl_key_password": "of-the-key",
+        "ssl_truststore_location": "ca.pem",
+        "ssl_truststore_type": "PEM",
+        "ssl_enabled_protocols": "TLSv1.3",
+        "ssl_endpoint_identification_algorithm": "",
+        "sasl_mechanism": "PLAIN",
+        "sasl_username": "alice",
+        "sasl_password": "hunter-two",
+        "sasl_oauthbearer_token_endpoint_url": "token.jwt",
+    }
+    names = {option.python_name for option in ADMIN_OPTIONS} - {"sasl_oauth_token_provider"}  # a function
+    assert given.keys() == {name for name in names if name.startswith(("security", "ssl", "sasl"))}
+    for name, value in given.items():
+        monkeypatch.setenv(f"KAFKALITE_CLIENT_{name.upper()}", value)
+    settings = merged("environment", {}, ADMIN_OPTIONS)
+    assert settings.pop("ssl.enabled.protocols") == ("TLSv1.3",)
+    del given["ssl_enabled_protocols"]
+    assert settings == {name.replace("_", "."): value for name, value in given.items()}
+    for name in ("SSL_KEYSTORE_LOCATION", "SSL_TRUSTSTORE_LOCATION", "SASL_OAUTHBEARER_TOKEN_ENDPOINT_URL"):
+        monkeypatch.delenv(f"KAFKALITE_CLIENT_{name}")
+    made = client(config="environment").config
+    assert made.security_protocol == "SASL_SSL"
+    assert (made.sasl_username, made.sasl_password) == ("alice", "hunter-two")
+
+
+@pytest.mark.parametrize("client", [Admin, Producer, Consumer])
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("KAFKALITE_SECURITY_PROTOCOL", "KAFKALITE_CLIENT_SECURITY_PROTOCOL"),
+        ("KAFKALITE_SECURTY_PROTOCOL", "KAFKALITE_CLIENT_SECURITY_PROTOCOL"),
+        ("KAFKALITE_SASL_USERNAME", "KAFKALITE_CLIENT_SASL_USERNAME"),
+        ("KAFKALITE_SASL_PASSWORD", "KAFKALITE_CLIENT_SASL_PASSWORD"),
+        ("KAFKALITE_CLIENT_SASL_PASSWRD", "KAFKALITE_CLIENT_SASL_PASSWORD"),
+        ("KAFKALITE_SASL_MECHANISMS", "KAFKALITE_CLIENT_SASL_MECHANISM"),
+    ],
+)
+def test_no_variable_of_security_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, client: Any, variable: str, meant: str
+) -> None:
+    """A client that ignored one would connect without TLS, or without the login that was meant."""
+    monkeypatch.setenv(variable, "SASL_SSL")
+    with pytest.raises(ConfigError, match=f"did you mean {meant}") as refused:
+        client(config="environment")
+    assert str(refused.value).startswith(f"{variable}:")
+    assert "SASL_SSL" not in str(refused.value)
+
+
+def test_variables_of_brokers_are_not_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their settings of TLS and logins have similar names, and a node's environment may have both."""
+    for option in BROKER_OPTIONS:
+        if option.name.startswith(("ssl.", "sasl.", "listener")):
+            monkeypatch.setenv(f"KAFKALITE_{option.python_name.upper()}", "x")
+    assert merged("environment", {}, ADMIN_OPTIONS) == {}
+
+
+@pytest.mark.parametrize("name", ["sasl.password", "ssl.key.password"])
+def test_the_error_for_a_secret_of_another_type_does_not_show_it(name: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(name)) as refused:
+        Admin(config={name: b"hunter-two"})
+    assert "hunter-two" not in f"{refused.value} {refused.value.value}"
+
+
+async def test_every_client_uses_the_clock_that_it_is_given() -> None:
+    clock = VirtualClock(wall_ms=1_000_000)
+    async with (
+        Broker(listeners="inproc://") as broker,
+        Producer(broker.address, clock=clock, linger_ms=0) as producer,
+        Consumer(
+            "t", bootstrap_servers=broker.address, clock=clock, auto_offset_reset="earliest"
+        ) as consumer,
+    ):
+        await producer.send("t", b"x")
+        async with asyncio.timeout(10):
+            record = await consumer.get_one()
+        assert record is not None and record.timestamp_ms == 1_000_000
+        assert consumer.clock is sync.Consumer(clock=clock)._original.clock is clock
+        assert Admin(clock=clock)._clock is sync.Admin(clock=clock)._original._clock is clock
+        assert sync.Producer(clock=clock)._original._time_ns() == 10**12
 
 
 @pytest.mark.parametrize("client", [Admin, Producer, Consumer, sync.Admin, sync.Producer, sync.Consumer])
@@ -236,6 +326,19 @@ def test_a_topic_in_the_place_of_the_servers_is_refused(make: Any) -> None:
         make("orders")
     with pytest.raises(ConfigError, match=r"bootstrap\.servers is 'orders'"):
         make(["localhost:9092", "orders"])
+
+
+@pytest.mark.parametrize("make", [Producer, sync.Producer, Consumer, sync.Consumer, Admin, sync.Admin])
+@pytest.mark.parametrize("host", ["a..b", ".", "a" * 64, "ä..ö", "ä" * 60, "h\udcff", "a b", "a\0b", "a\n"])
+def test_an_invalid_host_name_is_refused(make: Any, host: str) -> None:
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers is .* a valid host name: ") as failure:
+        make(bootstrap_servers=["localhost:9092", f"{host}:9092"])
+    assert failure.value.value == f"{host}:9092"
+
+
+@pytest.mark.parametrize("host", ["a.b.", "a" * 63, "a_b", "ä.ö", "[::1]", "[fe80::1%eth0]", "10.0.0.1"])
+def test_a_valid_host_name_is_accepted(host: str) -> None:
+    assert Admin(f"{host}:9092")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
 
 import pytest
 
@@ -106,6 +108,20 @@ async def test_a_cancelled_call_drops_its_response(fake_broker: Any, make_fault:
     await _settle()
 
 
+async def test_a_held_request_times_out_alone_if_the_throttle_time_grows(fake_broker: Any) -> None:
+    connection = await _connect(fake_broker)
+    errors: list[Exception | None] = []
+    connection._begin_throttle(20)
+    connection.request(ALL, lambda *result: errors.append(result[2]), 40)
+    connection._begin_throttle(500)
+    await eventually(lambda: errors)
+    assert isinstance(errors[0], RequestTimeoutError)
+    assert "throttles this client" in str(errors[0])
+    assert connection.is_open
+    connection.close()
+    await _settle()
+
+
 async def test_a_lost_connection_fails_what_is_in_flight(fake_broker: Any, make_fault: Any) -> None:
     connection = await _connect(fake_broker)
     lost: list[Connection] = []
@@ -162,52 +178,54 @@ async def test_back_pressure_of_the_socket_is_passed_on(fake_broker: Any) -> Non
 
 
 class _Babbler(asyncio.Protocol):
-    """A server of another protocol, or a silent one."""
+    """A server of another protocol, or a silent one. ``accepted`` completes with the first connection."""
 
-    words = b""
+    words: ClassVar[bytes]
+    accepted: ClassVar[asyncio.Future[Any]]
+    lost: ClassVar[asyncio.Event]
 
     def connection_made(self, transport: Any) -> None:
+        self.accepted.set_result(transport)
         if self.words:
             transport.write(self.words)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
 
-async def _babble(words: bytes) -> Any:
-    kind = type("Babbler", (_Babbler,), {"words": words})
+
+@asynccontextmanager
+async def _babble(words: bytes) -> AsyncIterator[str]:
+    """Yield the address of the server. At the end, its connection is closed."""
     loop = asyncio.get_running_loop()
-    return await loop.create_server(kind, "127.0.0.1", 0)
+    lost = asyncio.Event()
+    kind = type("Babbler", (_Babbler,), {"words": words, "accepted": loop.create_future(), "lost": lost})
+    server = await loop.create_server(kind, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield f"{host}:{port}"
+        (await kind.accepted).abort()
+        await lost.wait()
 
 
 async def test_a_server_of_another_protocol_is_refused() -> None:
-    server = await _babble(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    host, port = server.sockets[0].getsockname()
-    with pytest.raises(ConnectionFailedError, match="broke the protocol"):
-        await connect(f"{host}:{port}", client_id="test", timeout_ms=5000)
-    server.close()
-    await server.wait_closed()
-    await _settle()
+    async with _babble(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
+        with pytest.raises(ConnectionFailedError, match="broke the protocol"):
+            await connect(address, client_id="test", timeout_ms=5000)
 
 
 async def test_connecting_to_a_silent_peer_times_out() -> None:
-    server = await _babble(b"")
-    host, port = server.sockets[0].getsockname()
-    with pytest.raises(ConnectionFailedError, match="within 50 ms"):
-        await connect(f"{host}:{port}", client_id="test", timeout_ms=50)
-    server.close()
-    await server.wait_closed()
-    await _settle()
+    async with _babble(b"") as address:
+        with pytest.raises(ConnectionFailedError, match="within 50 ms"):
+            await connect(address, client_id="test", timeout_ms=50)
 
 
 async def test_cancelling_a_connect_leaves_nothing_open() -> None:
-    server = await _babble(b"")
-    host, port = server.sockets[0].getsockname()
-    connecting = asyncio.ensure_future(connect(f"{host}:{port}", client_id="test", timeout_ms=5000))
-    await settle()
-    connecting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await connecting
-    server.close()
-    await server.wait_closed()
-    await _settle()
+    async with _babble(b"") as address:
+        connecting = asyncio.ensure_future(connect(address, client_id="test", timeout_ms=5000))
+        await settle()
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
 
 
 async def test_no_broker_at_the_address() -> None:

@@ -18,6 +18,7 @@ from kafkalite.errors import (
     ConnectionFailedError,
     CorruptBatchError,
     ErrorCode,
+    KafkaStorageError,
     LogTruncationError,
     NoOffsetError,
     NotSubscribedError,
@@ -520,6 +521,47 @@ async def test_records_before_an_error_come_first(fake_broker: Any) -> None:
         assert await _read(consumer, 1) == [11], "an error that a seek resolved is not raised"
 
 
+async def test_r24_a_storage_error_after_records_of_another_partition_is_raised(fake_broker: Any) -> None:
+    _fill(fake_broker, partitions=2, count=10)
+    async with _consumer(fake_broker) as consumer:
+        consumer.assign([T0, T1])
+        await consumer.seek_to_beginning()
+        record = await consumer.get_one(timeout_ms=1000)
+        assert record is not None
+        (other,) = {T0, T1} - {TopicPartition("t", record.partition)}
+        consumer._assigned.partitions[other].forget()
+        error = KafkaStorageError("t-1: the log is damaged")
+        error.topic_partition = other
+        consumer._assigned.partitions[other].error = error
+        assert len(await consumer.get_many(timeout_ms=1000)) == 9
+        with pytest.raises(KafkaStorageError, match="t-1"):
+            await consumer.get_many(timeout_ms=1000)
+
+
+async def test_the_error_of_a_lookup_that_nobody_awaits_any_more_is_no_noise(
+    fake_broker: Any, make_fault: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seed 700917: the assignment changed while the first positions were looked up."""
+    _fill(fake_broker, partitions=2)
+    code = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    async with _consumer(fake_broker) as consumer:
+        consumer.assign([T0])
+        held = asyncio.Event()
+        fake_broker.fault(ApiKey.LIST_OFFSETS, make_fault(hold=held, code=code))
+        assert await consumer.get_many(timeout_ms=1) == []
+        first = consumer._finding
+        assert first is not None
+        consumer.assign([T0, T1])
+        reading = asyncio.ensure_future(consumer.get_many(timeout_ms=5000))
+        await eventually(lambda: consumer._finding is not None and len(consumer._finding[0]) == 2)
+        held.set()
+        assert len(await reading) > 0
+        await asyncio.wait([first[1]])
+        del first
+        gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 @pytest.mark.parametrize("by", ["records", "batches", "iteration"])
 async def test_s22_an_unreadable_batch_can_be_skipped(fake_broker: Any, by: str) -> None:
     fake_broker.append("t", 0, build_batch([b"0", b"1"]))
@@ -704,7 +746,9 @@ async def test_a_topic_that_subscribing_creates_is_named_in_one_warning(
     async with _consumer(fake_broker, "t", "typo") as consumer:
         await eventually(lambda: "typo" in fake_broker.topics)
         assert len(await _read(consumer, 30)) == 30
-    warnings_given = [record.getMessage() for record in caplog.records if "created topic" in record.message]
+    warnings_given = [
+        record.getMessage() for record in caplog.records if "created topic" in record.getMessage()
+    ]
     assert warnings_given == [
         "created topic typo (1 partition); allow.auto.create.topics=false prevents that"
     ]

@@ -121,11 +121,27 @@ async def test_only_unseen_failures_are_reported() -> None:
         await waiting
     assert isinstance(Delivery(batch, 2).exception(), ClientClosedError)
     Delivery(batch, 3).add_callback(lambda delivery: None)
-    with pytest.raises(DeliveryFailedError, match="1 records were not delivered") as failure:
+    with pytest.raises(DeliveryFailedError, match="1 record was not delivered") as failure:
         ledger.raise_unseen()
     assert failure.value.counts == {("t", 0): 1}
     assert isinstance(failure.value.__cause__, ClientClosedError)
     ledger.raise_unseen()
+
+
+async def test_a_record_whose_waiter_was_cancelled_is_reported() -> None:
+    ledger = FailureLedger()
+    batch = _batch(3)
+    waiting = [asyncio.ensure_future(_await(Delivery(batch, index))) for index in range(3)]
+    await asyncio.sleep(0)
+    for task in waiting[:2]:
+        task.cancel()
+    _settle(batch, error=ClientClosedError("over"))
+    ledger.add(batch)
+    await asyncio.wait(waiting)
+    assert [task.cancelled() for task in waiting] == [True, True, False]
+    assert isinstance(waiting[2].exception(), ClientClosedError)
+    with pytest.raises(DeliveryFailedError, match=r"2 records were not delivered \(t-0: 2\)"):
+        ledger.raise_unseen()
 
 
 def test_a_batch_that_failed_as_a_whole_is_seen_as_a_whole() -> None:

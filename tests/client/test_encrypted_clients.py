@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import ssl
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
 import kafkalite
 from kafkalite.errors import ConfigError, ConnectionFailedError, KafkaliteError, SslAuthenticationError
-from kafkalite.transport.dev_certificates import CA_CERTIFICATE, make_dev_certificates
+from kafkalite.transport.certificates import _element, _elements, pem_certificates
+from kafkalite.transport.dev_certificates import CA_CERTIFICATE, DevAuthority, make_dev_certificates
 from proof.certificates import DevCertificates
 
 
@@ -168,6 +174,45 @@ async def test_the_principal_of_a_client(dev_certificates: DevCertificates) -> N
         assert seen == set()
 
 
+async def test_a_certificate_that_is_not_understood_is_refused(
+    dev_certificates: DevCertificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S6: its owner is not ANONYMOUS. OpenSSL accepts the year 0, and Python's dates do not."""
+    keystore = dev_certificates.issue("early.pem", "client")
+    keystore.write_bytes(from_year_0(keystore.read_bytes(), dev_certificates.authority))
+    context = ssl.create_default_context(cafile=str(dev_certificates / CA_CERTIFICATE))
+    context.load_cert_chain(keystore)
+    async with kafkalite.Broker(**dev_certificates.broker(ssl_client_auth="required")) as broker:
+        host, _, port = broker.addresses[0].rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=host)
+        async with asyncio.timeout(5):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read(1) == b""
+        writer.close()
+    (line,) = [line for line in caplog.messages if "connection refused" in line]
+    assert "year 0 is out of range" in line
+
+
+def from_year_0(pem: bytes, authority: DevAuthority) -> bytes:
+    """Return a keystore whose certificate is valid from the year 0 on, signed by its authority again."""
+    _, content, _ = _element(pem_certificates(pem)[0], 0)
+    signed, algorithm, _ = (whole for _, _, whole in _elements(content))
+    parts = [whole for _, _, whole in _elements(_element(signed, 0)[1])]
+    _, end = (whole for _, _, whole in _elements(_element(parts[4], 0)[1]))
+    parts[4] = _der(0x30, _der(0x18, b"00000101000000Z") + end)
+    signed = _der(0x30, b"".join(parts))
+    signature = authority._key.sign(signed, ec.ECDSA(hashes.SHA256()))
+    whole = _der(0x30, signed + algorithm + _der(0x03, b"\0" + signature))
+    certificate = ssl.DER_cert_to_PEM_cert(whole).encode()
+    return pem[: pem.index(b"-----BEGIN CERTIFICATE")] + certificate + authority.pem
+
+
+def _der(tag: int, content: bytes) -> bytes:
+    size = len(content)
+    length = bytes([size]) if size < 0x80 else b"\x82" + size.to_bytes(2, "big")
+    return bytes([tag]) + length + content
+
+
 async def test_files_that_cannot_be_used(dev_certificates: DevCertificates, tmp_path: Path) -> None:
     async with kafkalite.Broker(**dev_certificates.broker()) as broker:
         missing = tmp_path / "missing.pem"
@@ -194,6 +239,40 @@ async def test_renewed_certificates_reach_new_clients_of_a_running_broker(
         assert isinstance(error, SslAuthenticationError), "new connections get the new certificate"
         await producer.send("orders", b"after")
         assert broker.statistics().connections_accepted == accepted + 1, "the producer kept its connection"
+
+
+async def test_an_authority_that_is_replaced_keeps_open_connections_and_refuses_new_ones(
+    dev_certificates: DevCertificates, tmp_path: Path
+) -> None:
+    """S6: also while a request is in flight. A certificate of the new authority is accepted at once."""
+    other = DevCertificates(tmp_path)
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes((dev_certificates / CA_CERTIFICATE).read_bytes())
+    settings = dev_certificates.broker(ssl_truststore_location=str(trusted), ssl_client_auth="required")
+    old = dev_certificates.client("client.pem")
+    new = dev_certificates.client(str(other / "client.pem"))
+    async with (
+        kafkalite.Broker(**settings) as broker,
+        kafkalite.Producer(broker.address, **old) as producer,
+        kafkalite.Consumer(["orders"], bootstrap_servers=broker.address, **old) as consumer,
+    ):
+        await producer.send("orders", b"before")
+        waiting = asyncio.ensure_future(consumer.get_many(1, timeout_ms=20_000))
+        kept = set(broker._server._connections)
+        refused = await error_of(broker, new)
+        assert isinstance(refused, SslAuthenticationError)
+        trusted.write_bytes((other / CA_CERTIFICATE).read_bytes())
+        refused = await error_of(broker, old)
+        assert isinstance(refused, SslAuthenticationError)
+        assert "does not trust the issuer of this client's certificate" in refused.message
+        async with kafkalite.Admin(broker.address, **new) as admin:
+            await admin.list_topics()
+        trusted.write_bytes(b"half a file")
+        async with kafkalite.Admin(broker.address, **new) as admin:
+            await admin.list_topics()
+        await producer.send("orders", b"after")
+        assert await waiting
+        assert kept and kept <= set(broker._server._connections)
 
 
 def test_blocking_clients(dev_certificates: DevCertificates, tmp_path: Path) -> None:

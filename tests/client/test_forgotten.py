@@ -12,6 +12,7 @@ import pytest
 
 from kafkalite import Producer, TopicPartition, sync
 from kafkalite.client import forgotten
+from kafkalite.errors import ClientClosedError, DeliveryFailedError
 from kafkalite.protocol.api import ApiKey
 
 T0 = TopicPartition("t", 0)
@@ -62,6 +63,27 @@ def test_a_loop_that_is_closed_by_hand_reports_the_loss(broker: sync.Broker) -> 
     program += "loop = asyncio.new_event_loop()\nloop.run_until_complete(main())\nloop.close()"
     said = "a producer was never closed, and 1000 of its records were not acknowledged (t: 1000)\n"
     assert _run(broker, program) == (said, 0)
+
+
+def test_a_producer_of_a_closed_loop_names_its_mistake(broker: sync.Broker) -> None:
+    program = """
+        import asyncio, gc, sys, kafkalite
+
+        loop = asyncio.new_event_loop()
+        producer = loop.run_until_complete(kafkalite.Producer(sys.argv[1]).start())
+        loop.close()
+        try:
+            asyncio.run(producer.partitions_for("t"))
+        except kafkalite.errors.ClientClosedError as error:
+            assert "the event loop in which this client was opened is closed" in str(error)
+        gc.collect()
+    """
+    assert _run(broker, program) == ("", 0)
+
+
+def test_records_without_a_partition_are_reported_by_topic() -> None:
+    text = str(DeliveryFailedError({("t", -1): 2, ("u", 0): 1}, ClientClosedError("closed")))
+    assert text.startswith("3 records were not delivered (t: 2, u-0: 1); the first error: closed")
 
 
 def test_a_producer_without_references_is_not_lost(broker: sync.Broker) -> None:
@@ -184,7 +206,7 @@ def test_several_dead_brokers_delay_the_end_as_one_does(broker: sync.Broker) -> 
         started = time.monotonic()
     """
     said, _ = _run(broker, program)
-    assert said.count("at the end of the process 1 records were not delivered (t-0: 1)") == 6
+    assert said.count("at the end of the process 1 record was not delivered (t-0: 1)") == 6
     assert int(said.splitlines()[-1]) < 4
 
 
@@ -252,6 +274,30 @@ async def test_a_start_that_is_cancelled_at_any_point_leaves_nothing(fake_broker
     async with asyncio.timeout(10):
         while [task for task in asyncio.all_tasks() - before if "_close_at_the_end" in repr(task)]:
             await asyncio.sleep(0)
+
+
+def test_records_whose_tasks_the_end_of_the_loop_cancels_are_reported(broker: sync.Broker) -> None:
+    program = """
+        import asyncio
+        import kafkalite
+        from kafkalite.client import forgotten
+
+        forgotten.CLOSE_FORGOTTEN_MS = 300
+
+        async def main():
+            broker = kafkalite.Broker()
+            await broker.start()
+            producer = await kafkalite.Producer(broker.bootstrap_servers).start()
+            await producer.send("t", b"0", partition=0)
+            await broker.stop()
+            sends = [asyncio.ensure_future(producer.send("t", b"x", partition=0)) for _ in range(10)]
+            await asyncio.sleep(0)
+            return sends
+
+        asyncio.run(main())
+    """
+    said, _ = _run(broker, program)
+    assert "at the end of its event loop 10 records were not delivered (t-0: 10)" in said
 
 
 async def test_undeliverable_records_are_logged_with_their_number(

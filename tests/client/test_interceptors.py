@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,8 +24,15 @@ from kafkalite import (
     serde,
     sync,
 )
-from kafkalite.errors import BufferFullError, DeliveryFailedError, RecordTooLargeError, SerializationError
+from kafkalite.errors import (
+    BufferFullError,
+    ClientClosedError,
+    DeliveryFailedError,
+    RecordTooLargeError,
+    SerializationError,
+)
 from kafkalite.testing import Cluster, delay_next
+from proof.waiting import settle
 
 T0 = TopicPartition("t", 0)
 
@@ -111,6 +119,101 @@ async def test_a_wait_for_records_goes_on_if_an_interceptor_hides_them() -> None
             assert [record.offset for record in await consumer.get_many(1)] == [2]
             assert await consumer.get_one(timeout_ms=1) is None
             assert consumer.position(T0) == 4
+
+
+class Doubling(ConsumerInterceptor):
+    def on_consume(self, records: Sequence[Record[Any, Any]]) -> Sequence[Record[Any, Any]]:
+        return [record._replace(value=record.value + each) for record in records for each in (b"1", b"2")]
+
+
+@asynccontextmanager
+async def _doubling(**settings: Any) -> AsyncIterator[Consumer]:
+    """A consumer of the records a and b that gets a1, a2, b1, b2."""
+    async with Broker(listeners="inproc://") as broker, Producer(broker.bootstrap_servers) as producer:
+        await producer.send_many("t", [b"a", b"b"], partition=0)
+        async with Consumer(
+            "t",
+            bootstrap_servers=broker.bootstrap_servers,
+            auto_offset_reset="earliest",
+            interceptors=[Doubling()],
+            **settings,
+        ) as consumer:
+            yield consumer
+
+
+async def _first(consumer: Consumer) -> bytes | None:
+    """Return the value of the first record of a new loop."""
+    async with asyncio.timeout(5):
+        async for record in consumer:
+            return record.value
+    return None
+
+
+@pytest.mark.parametrize("group_id", [None, "g"])
+async def test_a_new_loop_continues_between_the_records_made_of_one(group_id: str | None) -> None:
+    async with _doubling(group_id=group_id) as consumer:
+        assert [await _first(consumer) for _ in range(4)] == [b"a1", b"a2", b"b1", b"b2"]
+
+
+@pytest.mark.parametrize("group_id", [None, "g"])
+async def test_get_one_returns_every_record_made_of_one(group_id: str | None) -> None:
+    async with _doubling(group_id=group_id) as consumer, asyncio.timeout(5):
+        assert [(await consumer.getone()).value for _ in range(4)] == [b"a1", b"a2", b"b1", b"b2"]
+        assert await consumer.get_one(timeout_ms=1) is None
+
+
+async def test_get_many_keeps_the_records_above_its_limit() -> None:
+    async with _doubling() as consumer, asyncio.timeout(5):
+        assert [record.value for record in await consumer.get_many(3)] == [b"a1", b"a2", b"b1"]
+        assert await _first(consumer) == b"b2"
+        await consumer.seek(T0, 0)
+        assert [record.value for record in await consumer.get_many(1)] == [b"a1"]
+        await consumer.seek(T0, 0)
+        assert [record.value for record in await consumer.get_many()] == [b"a1", b"a2", b"b1", b"b2"]
+
+
+async def test_records_kept_at_a_close_are_not_committed() -> None:
+    async with Broker(listeners="inproc://") as broker, Producer(broker.bootstrap_servers) as producer:
+        await producer.send_many("t", [b"a"], partition=0)
+        found = []
+        for _ in range(2):
+            async with Consumer(
+                "t",
+                bootstrap_servers=broker.bootstrap_servers,
+                auto_offset_reset="earliest",
+                group_id="g",
+                interceptors=[Doubling()],
+            ) as consumer:
+                async with asyncio.timeout(5):
+                    found += [(await consumer.getone()).value for _ in range(1 + len(found))]
+    assert found == [b"a1", b"a1", b"a2"]
+
+
+async def test_a_seek_drops_the_other_records_made_of_one() -> None:
+    async with _doubling() as consumer:
+        assert await _first(consumer) == b"a1"
+        await consumer.seek(T0, 0)
+        assert await _first(consumer) == b"a1"
+        await consumer.seek(T0, 1)  # the position that it has
+        assert await _first(consumer) == b"a2"
+
+
+async def test_a_pause_does_not_separate_the_records_made_of_one() -> None:
+    """If it did, the next record would mark them all as processed."""
+    async with _doubling() as consumer:
+        assert await _first(consumer) == b"a1"
+        consumer.pause()
+        assert await _first(consumer) == b"a2"
+        waiting = asyncio.ensure_future(_first(consumer))
+        await settle()
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        consumer.resume()
+        assert await _first(consumer) == b"b1"
+    with pytest.raises(ClientClosedError):
+        await _first(consumer)
 
 
 class Watching(ConsumerInterceptor):

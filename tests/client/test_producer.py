@@ -181,6 +181,16 @@ async def test_partitioners(fake_broker: Any, partitioner: str) -> None:
     assert all(fake_broker.values("t", partition) for partition in range(3))
 
 
+async def test_aiokafkas_name(fake_broker: Any) -> None:
+    fake_broker.topics["t"] = 2
+    async with _producer(fake_broker) as producer:
+        sent = await producer.send_and_wait(
+            "t", b"v", b"k", partition=1, timestamp_ms=5, headers=[("h", "text")]
+        )
+    assert (sent.topic, sent.partition, sent.offset, sent.timestamp_ms) == ("t", 1, 0, 5)
+    assert fake_broker.values("t", 1) == [b"v"]
+
+
 async def test_round_robin_goes_batch_by_batch(fake_broker: Any) -> None:
     """B2"""
     fake_broker.topics["t"] = 3
@@ -405,7 +415,7 @@ async def test_a_final_error_reaches_only_the_waiting_callers(fake_broker: Any, 
         await producer.flush()
         fake_broker.fault(ApiKey.PRODUCE, make_fault(refuse=int(ErrorCode.INVALID_REQUEST)))
         producer.send_nowait("t", b"x")
-        with pytest.raises(DeliveryFailedError, match=r"1 records were not delivered \(t-0: 1\)"):
+        with pytest.raises(DeliveryFailedError, match=r"1 record was not delivered \(t-0: 1\)"):
             await producer.flush()
         await producer.flush()
 
@@ -632,6 +642,30 @@ async def test_closing_wakes_callers_that_wait_for_room(fake_broker: Any, make_f
             await waiting
 
 
+@pytest.mark.parametrize("ends", ["cancelled", "late", "first in line"])
+async def test_a_caller_that_was_woken_and_gives_up_wakes_the_next_one(fake_broker: Any, ends: str) -> None:
+    settings = {"buffer_memory": 1000, "max_request_size": 1000, "batch_size": 1000, "linger_ms": 60_000}
+    fake_broker.topics["t"] = 1
+    async with _producer(fake_broker, **settings) as producer:
+        sender = producer._sender
+        is_full = True
+        sender.accumulator.has_room = lambda _: not is_full  # type: ignore[method-assign]
+        first = asyncio.ensure_future(sender.wait_for_bytes(10, 10 if ends == "late" else None))
+        second = asyncio.ensure_future(sender.wait_for_bytes(10))
+        await eventually(lambda: len(sender._room_waiters) == 2)
+        is_full = False  # for less than the first one needs, in the last case
+        if ends == "late":
+            deadline_s = asyncio.get_running_loop().time() + 0.02
+            while asyncio.get_running_loop().time() < deadline_s:
+                pass  # the timeout is due before the first caller runs
+        if ends != "first in line":
+            sender._wake_for_room()
+        if ends != "late":
+            first.cancel()
+        await asyncio.wait_for(second, 5)
+        await asyncio.wait([first])
+
+
 # --- many at once --------------------------------------------------------------------------------
 
 
@@ -747,7 +781,7 @@ async def test_an_exception_is_not_delayed_and_has_a_note(
             fake_broker.always[ApiKey.PRODUCE] = make_fault(drop=True)
             producer.send_nowait("t", b"x")
             raise ValueError("mine")
-    assert any("1 records were not delivered" in note for note in failure.value.__notes__)
+    assert any("1 record was not delivered" in note for note in failure.value.__notes__)
 
 
 async def test_an_exception_leaves_nothing_undelivered_in_a_healthy_cluster(fake_broker: Any) -> None:
@@ -894,3 +928,10 @@ async def test_a_record_larger_than_a_batch_waits_for_room_without_blocking_the_
             # Records of topics that are not known yet hold memory, too.
             sent = await asyncio.gather(*(producer.send(f"new-{n}", b"x" * 90_000) for n in range(5)))
             assert [one.offset for one in sent] == [0] * 5
+
+
+async def test_send_many_takes_keys_that_are_not_hashable(fake_broker: Any) -> None:
+    async with _producer(fake_broker) as producer:
+        keys = [bytearray(b"k"), memoryview(b"k"), None, b"k"]
+        batches = await producer.send_many("t", [b"1", b"2", b"3", b"4"], keys=keys)
+        assert sum(batch.record_count for batch in batches) == 4

@@ -15,6 +15,8 @@ import pytest
 import pytest_asyncio
 
 from kafkalite import Admin, Broker, Consumer, Producer, Record, TopicPartition
+from kafkalite.client.group.heartbeats import Heartbeats
+from kafkalite.client.group.membership import Membership
 from kafkalite.client.group.rebalance_listener import RebalanceListener
 from kafkalite.errors import (
     ClientError,
@@ -263,6 +265,31 @@ async def test_a_cancelled_join_leaves_no_member(world: World, monkeypatch: pyte
     assert not (await world.admin.describe_group("g")).members
 
 
+async def test_a_response_that_is_older_than_the_session_assigns_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member was suspended, and another one may own the partitions."""
+    send, on_response = Heartbeats._send, Membership.on_response
+    late: list[Any] = []
+    taken: list[Any] = []
+
+    def send_long_ago(heartbeats: Heartbeats, wait_ms: int) -> Any:
+        call = send(heartbeats, wait_ms)
+        if late:
+            return call
+        late.append(call.request)
+        return call._replace(sent_ms=call.sent_ms - 1_000)
+
+    def take(membership: Membership, request: Any, response: Any) -> bool:
+        taken.append(request)
+        return on_response(membership, request, response)
+
+    monkeypatch.setattr(Heartbeats, "_send", send_long_ago)
+    monkeypatch.setattr(Membership, "on_response", take)
+    await _settle([await world.join()], [3])
+    assert taken and not any(request is late[0] for request in taken)
+
+
 async def test_a_missing_topic_is_an_error_at_once(world: World) -> None:
     with pytest.raises(UnknownTopicOrPartitionError):
         await world.make("nothing", allow_auto_create_topics=False).start()
@@ -494,8 +521,8 @@ def test_settings_that_contradict_each_other() -> None:
             {"group_id": "g", "processing_guarantee": "at_most_once", "enable_auto_commit": False},
             "auto.commit",
         ),
-        ({"processing_guarantee": "at_most_once"}, "group.id"),
-        ({"group_instance_id": "i"}, "group.id"),
+        ({"processing_guarantee": "at_most_once"}, "processing.guarantee: at_most_once needs group.id"),
+        ({"group_instance_id": "i"}, "group.instance.id: needs group.id"),
         ({"group_id": ""}, "group.id"),
     ):
         with pytest.raises(ConfigError, match=re.escape(match)):
@@ -568,8 +595,8 @@ async def test_a_consumer_that_does_not_ask_for_records_leaves_the_group(
     slow = await world.join(max_poll_interval_ms=1000, listener=log, enable_auto_commit=False)
     records = await _drain(slow, 30)
     async with asyncio.timeout(5):
-        await eventually(lambda: any("max.poll.interval.ms" in r.message for r in caplog.records))
-    assert [r.levelno for r in caplog.records if "max.poll" in r.message] == [logging.ERROR]
+        await eventually(lambda: any("max.poll.interval.ms" in r.getMessage() for r in caplog.records))
+    assert [r.levelno for r in caplog.records if "max.poll" in r.getMessage()] == [logging.ERROR]
     other = await world.join()
     assert len(other.assignment()) == 3  # at once, because it has left
     with pytest.raises(MaxPollIntervalError, match=r"max\.poll\.interval\.ms: 1000"):
@@ -593,8 +620,8 @@ async def test_processing_a_record_for_long_keeps_the_membership(
         await asyncio.sleep(0.9)
     await consumer.commit(record)
     assert log.calls == [("assigned", [0, 1, 2])]
-    warnings = [one for one in caplog.records if "longer than max.poll.interval.ms" in one.message]
-    assert len(warnings) >= 2 and f"record={record.address}" in warnings[0].message
+    warnings = [one for one in caplog.records if "longer than max.poll.interval.ms" in one.getMessage()]
+    assert len(warnings) >= 2 and f"record={record.address}" in warnings[0].getMessage()
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
     async with asyncio.timeout(5):  # the interval counts again after the block
         await eventually(lambda: any(one.levelno == logging.ERROR for one in caplog.records))

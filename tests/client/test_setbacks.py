@@ -15,9 +15,12 @@ from kafkalite.errors import (
     ClientError,
     ConnectionFailedError,
     CoordinatorNotAvailableError,
+    DeliveryTimeoutError,
     ErrorCode,
+    KafkaliteError,
     NotEnoughReplicasError,
     RequestTimeoutError,
+    UnknownTopicOrPartitionError,
 )
 from kafkalite.protocol.api import ApiKey
 from kafkalite.records.builder import build_batch
@@ -105,6 +108,35 @@ async def test_errors_that_need_no_metadata_are_late_too(
         fake_broker.append("orders", 0, build_batch([b"a"]))
         assert (await asyncio.wait_for(reading, 5)).value == b"a"
         assert not consumer._cluster.setbacks
+
+
+@pytest.mark.parametrize("settings", [{}, {"group_id": "billing", "auto_offset_reset": "earliest"}])
+async def test_an_open_transaction_that_holds_records_back_is_named(
+    settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Cluster() as cluster:
+        await cluster.create_topic("orders")
+        servers = cluster.bootstrap_servers
+        async with (
+            kafkalite.Producer(servers, transactional_id="billing") as producer,
+            kafkalite.Producer(servers) as other,
+            kafkalite.Consumer(
+                "orders", bootstrap_servers=servers, isolation_level="read_committed", **settings
+            ) as consumer,
+        ):
+            await other.send("orders", b"a")
+            async with producer.transaction():
+                await producer.send("orders", b"b")
+                await other.send("orders", b"c")
+                assert (await consumer.getone()).value == b"a"
+                reading = asyncio.ensure_future(consumer.getone())
+                await until_told(
+                    caplog,
+                    "waiting: orders-0: an open transaction holds back the records from offset 1 on; "
+                    "see 'kl txn list'",
+                )
+            assert (await asyncio.wait_for(reading, 5)).value == b"b"
+            assert not consumer._cluster.setbacks
 
 
 def test_the_closing_of_the_client_is_no_setback(caplog: pytest.LogCaptureFixture) -> None:
@@ -202,6 +234,22 @@ async def test_a_lost_majority_is_named_with_the_nodes_that_cannot_be_reached(
                 await each
 
 
+async def test_nodes_that_die_one_after_the_other_are_all_named(caplog: pytest.LogCaptureFixture) -> None:
+    async with Cluster(brokers=3) as cluster:
+        await cluster.kill(3)
+        async with kafkalite.Admin(cluster.bootstrap_servers) as admin, asyncio.timeout(30):
+            while not any(each.is_fenced for each in (await admin.describe_cluster()).brokers):
+                await asyncio.sleep(0.05)
+        await cluster.kill(1)
+        async with asyncio.timeout(30):
+            async with kafkalite.Admin(cluster.bootstrap_servers, default_api_timeout_ms=3_000) as admin:
+                with pytest.raises(KafkaliteError, match="1 of 3 nodes") as failure:
+                    await admin.create_topic("orders")
+        lost = [text for text in (*told(caplog), failure.value.message) if "nodes can be reached" in text]
+        assert all("1 of 3 nodes" in each for each in lost), lost
+        assert all("start node 1 (" in each and " and node 3 (" in each for each in lost), lost
+
+
 async def test_a_dead_lone_broker_is_no_lost_majority(caplog: pytest.LogCaptureFixture) -> None:
     async with Cluster() as cluster:
         await cluster.create_topic("orders")
@@ -212,6 +260,47 @@ async def test_a_dead_lone_broker_is_no_lost_majority(caplog: pytest.LogCaptureF
             async with asyncio.timeout(30):
                 while not any("cannot connect to" in each for each in told(caplog)):
                     await asyncio.sleep(0.05)
-            assert not any("controller" in each for each in told(caplog))
+            assert not any("of controllers" in each or "a controller" in each for each in told(caplog))
             await cluster.start(1)
             await pending
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_topic_created_again_with_fewer_partitions_is_named(
+    caplog: pytest.LogCaptureFixture, comes_back: bool
+) -> None:
+    """Records wait for the missing partition, others go to the partitions that exist."""
+    async with (
+        kafkalite.Broker() as broker,
+        kafkalite.Admin(broker.bootstrap_servers) as admin,
+        kafkalite.Producer(
+            broker.bootstrap_servers,
+            linger_ms=0,
+            delivery_timeout_ms=2_500,
+            request_timeout_ms=1_000,
+            enable_idempotence=not comes_back,
+        ) as producer,
+    ):
+        await admin.create_topic("shrunk", 2)
+        assert (await producer.send("shrunk", b"1", partition=1)).partition == 1
+        for number in range(9):
+            await producer.send("shrunk", b"1", key=b"%d" % number)
+        await admin.delete_topics(["shrunk"])
+        await admin.create_topic("shrunk", 1)
+        waiting = producer.send_nowait("shrunk", b"2", partition=1)
+        text = "shrunk-1: topic 'shrunk' has 1 partition now"
+        async with asyncio.timeout(2):
+            while f"waiting: {text}" not in caplog.text:
+                await asyncio.sleep(0.02)
+        for number in range(9):
+            assert (await producer.send("shrunk", b"3", key=b"%d" % number)).partition == 0
+        assert (await producer.send("shrunk", b"3")).partition == 0
+        with pytest.raises(UnknownTopicOrPartitionError, match="has partitions 0 to 0, not 1"):
+            await producer.send("shrunk", b"3", partition=1)
+        if comes_back:
+            await admin.create_partitions("shrunk", 2)
+            assert (await waiting).partition == 1
+            assert (await producer.send("shrunk", b"4", partition=1)).partition == 1
+            return
+        with pytest.raises(DeliveryTimeoutError, match=f"the last attempt failed: {text}"):
+            await waiting

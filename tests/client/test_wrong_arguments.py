@@ -49,13 +49,16 @@ async def called(function: Callable[..., Any], *arguments: Any, **named: Any) ->
             "timestamp_ms 'now' is not an int",
         ),
         (lambda c: called(c.producer.send_many, "t", [b"x", 5]), "is int, but must be bytes"),
-        (lambda c: called(c.producer.send_many, "t", b"abc"), "is int, but must be bytes"),
+        (
+            lambda c: called(c.producer.send_many, "t", b"abc"),
+            "the values are one bytes, but must be a sequence",
+        ),
         (lambda c: called(c.producer.send_many, "t", 5), "the values are int, but must be a sequence"),
         (lambda c: called(c.producer.send, ["t"], b"x"), "topic ['t'] is not a str"),
         (lambda c: called(c.producer.send_many, "t", [b"x"], partition=0.5), "partition 0.5 is not an int"),
         (
             lambda c: called(c.producer.send_many, "t", [b"x"], "k"),
-            "the keys are str, but must be a sequence",
+            "the keys are one str, but must be a sequence",
         ),
         (lambda c: called(c.producer.send_many, "t", [b"x"], 5), "the keys are int, but must be a sequence"),
         (
@@ -71,6 +74,12 @@ async def called(function: Callable[..., Any], *arguments: Any, **named: Any) ->
             lambda c: called(c.producer.send_nowait, "t", b"x", headers={"ab": b"1"}),
             """'ab' is a str (for example [("source", b"web")])""",
         ),
+        (lambda c: called(c.producer.send, "\udcff", b"x"), "topic '\\udcff' is not UTF-8"),
+        (lambda c: called(c.producer.send_nowait, "\udcff", b"x"), "topic '\\udcff' is not UTF-8"),
+        (lambda c: called(c.producer.send_many, "\udcff", [b"x"]), "topic '\\udcff' is not UTF-8"),
+        (lambda c: called(c.admin.create_topic, "\udcff"), "topic '\\udcff' is not UTF-8"),
+        (lambda c: called(c.admin.describe_group, "\udcff"), "group id '\\udcff' is not UTF-8"),
+        (lambda c: called(c.admin.describe_transaction, "\udcff"), "transactional id '\\udcff' is not UTF-8"),
         (lambda c: called(c.consumer.get_many, -1), "max_records -1 is below 0"),
         (lambda c: called(c.consumer.getmany, max_records=-1), "max_records -1 is below 0"),
         (lambda c: called(c.consumer.get_many, timeout_ms=float("nan")), "timeout_ms nan is not a number"),
@@ -222,6 +231,20 @@ def test_the_error_of_a_constructor_shows_the_right_call(make: Callable[[], Any]
     with pytest.raises((ClientError, ConfigError)) as refused:
         make()
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: sync.Consumer("t").get_many(timeout_ms=5),
+        lambda: sync.Admin().list_topics(),
+        lambda: sync.Producer().partitions_for("t"),
+        lambda: len(sync.Table("t")),
+    ],
+)
+def test_a_blocking_client_that_is_not_open_says_how_to_open_it(use: Callable[[], Any]) -> None:
+    with pytest.raises(ClientClosedError, match=r"\(open it with 'with' or start"):
+        use()
 
 
 @pytest.mark.parametrize("end", ["close", "nothing"])

@@ -202,6 +202,18 @@ async def test_a_planted_fault_is_found(
         assert results[check].detail
 
 
+@pytest.mark.parametrize("error", [KeyError("t"), IndexError(), TypeError(), AttributeError(), ValueError()])
+async def test_another_response_than_a_check_expects_is_a_failure(
+    monkeypatch: Patch, error: Exception
+) -> None:
+    def check(_cluster: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(suite, "CHECKS", (suite.Check("planted", "1", check),))
+    async with kafkalite.Broker() as broker:
+        assert failures(await results_of(broker)) == {"planted": f"an unexpected response: {error!r}"}
+
+
 async def test_no_check_begins_after_the_limit() -> None:
     async with kafkalite.Broker() as broker:
         found = await asyncio.to_thread(lambda: list(suite.run(broker.address, limit_s=1e-9)))

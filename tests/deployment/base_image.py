@@ -33,7 +33,7 @@ class Base(NamedTuple):
     extras: str
 
 
-NODE = Base("base", "python3-venv", "server,cli")
+NODE = Base("base", "python3-venv", "server,cli,tls")
 SPARK = Base("spark-base", "python3-venv,default-jre-headless", "server,cli,spark")
 
 #: Everything in the image that no Python needs.

@@ -29,3 +29,29 @@ def test_example(name: str, repository: Path) -> None:
     assert done.returncode == 0, done.stderr
     for promise in PROMISES[name]:
         assert promise in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("foreign_client.py", []),
+        ("foreign_client.py", ["nosuch"]),
+        ("foreign_client.py", ["127.0.0.1:1"]),
+        ("generate_structs.py", []),
+        ("generate_structs.py", ["nosuch"]),
+        ("exactly_once.py", ["nosuch"]),
+    ],
+)
+def test_an_example_with_wrong_arguments_prints_its_usage(
+    name: str, arguments: list[str], repository: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, repository / "examples" / name, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(repository), "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode != 0
+    (usage,) = done.stderr.splitlines()
+    assert usage.startswith("usage: ") and name in usage

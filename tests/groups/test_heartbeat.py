@@ -390,6 +390,50 @@ def test_s26_a_group_has_a_greatest_number_of_offsets():
     assert coordinator.commit({("t", 2): 1, ("t", 1): 2}) == [refused, 0]
 
 
+@pytest.mark.parametrize("reloads", [True, False])
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_s26_offsets_in_open_transactions_count(is_commit, reloads):
+    coordinator = Coordinator(GroupSettings(max_offsets=3), t=6)
+    refused = ErrorCode.POLICY_VIOLATION
+
+    def commit(producer_id, *partitions):
+        codes = coordinator.commit({("t", each): 1 for each in partitions}, producer_id=producer_id)
+        if reloads:
+            coordinator.reload()
+        return codes
+
+    assert commit(None, 0) == [0]
+    assert commit(70, 0, 1) == [0, 0]
+    assert commit(71, 1, 2) == [0, refused], "1 is in two transactions"
+    assert commit(71, 0) == [refused], "0 would be in two"
+    assert commit(70, 0, 1) == [0, 0], "repeated"
+    assert commit(None, 2) == [refused]
+    assert commit(None, 1) == [0], "the direct commit of 1 replaces those in both transactions"
+    assert commit(None, 2) == [0]
+    coordinator.end_transaction(70, is_commit=is_commit)
+    coordinator.end_transaction(71, is_commit=is_commit)
+    assert commit(None, 3) == [refused]
+    assert len(coordinator.committed()) == 3
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_s26_groups_that_only_open_transactions_have_count(is_commit):
+    coordinator = Coordinator(GroupSettings(max_count=1), t=3)
+    assert coordinator.commit({("t", 0): 1}, group_id="g", producer_id=70) == [0]
+    with pytest.raises(PolicyViolationError, match=r"group\.max\.count=1"):
+        coordinator.commit({("t", 0): 1}, group_id="h", producer_id=71)
+    coordinator.end_transaction(70, is_commit=is_commit)
+    assert list(coordinator.machine.groups) == ["g"] * is_commit
+
+
+def test_s26_many_transactions_on_one_offset_are_bounded():
+    """The state of a coordinator does not grow with the number of transactions."""
+    coordinator = Coordinator(GroupSettings(max_offsets=10), t=1)
+    codes = [coordinator.commit({("t", 0): 1}, producer_id=number)[0] for number in range(100)]
+    assert codes == [0] * 10 + [ErrorCode.POLICY_VIOLATION] * 90
+    assert len(coordinator.machine._pending._by_producer) == 10
+
+
 def test_a_group_has_a_greatest_size():
     coordinator = Coordinator(GroupSettings(max_size=2), t=3)
     for number in range(2):

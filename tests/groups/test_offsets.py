@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from kafkalite.errors import (
     StaleMemberEpochError,
     UnknownMemberIdError,
 )
-from kafkalite.groups.offsets import OffsetKey, PendingOffsets
+from kafkalite.groups.offsets import OffsetKey, Offsets, PendingOffsets
 from kafkalite.protocol.messages.groups import (
     DeleteGroupsRequest,
     GroupPartition,
@@ -205,10 +207,13 @@ STEPS = st.lists(
 @given(STEPS)
 def test_markers_in_any_order_have_the_result_of_compaction(steps):
     """A compacted log has the last committed record of each key, and no markers."""
-    pending, effective, log = PendingOffsets(), {}, []
+    offsets = Offsets()
+    pending = PendingOffsets(lambda key, change: offsets.stage(key.topic, key.partition, change))
+    effective, log = {}, []
     ended = {}
 
     def put(key, value):
+        offsets.put(key.topic, key.partition, value)
         if value is None:
             effective.pop(key, None)
         else:
@@ -232,13 +237,16 @@ def test_markers_in_any_order_have_the_result_of_compaction(steps):
             pending.overrule(key)
             put(key, value)
             log.append((-1, key, value))
+        transactions = Counter(key for staged in pending._by_producer.values() for key in staged)
+        at_least_once = {key: max(count, key in effective) for key, count in transactions.items()}
+        assert offsets.used == sum((dict.fromkeys(effective, 1) | at_least_once).values())
     expected = {}
     for owner, key, value in log:
         if owner == -1:
             expected[key] = value
     assert effective == {key: value for key, value in expected.items() if value is not None}
     still_open = {key for index, (owner, key, _) in enumerate(log) if owner is not None and owner >= 0}
-    assert {key for key in still_open if pending.is_pending(key)} == set(pending.keys_of("g"))
+    assert {key[1:] for key in still_open if pending.is_pending(key)} == set(offsets.staged)
 
 
 # --- deleting

@@ -14,11 +14,14 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafkalite import Consumer, Producer
 from kafkalite.broker.broker import Broker
-from kafkalite.errors import ErrorCode
-from kafkalite.limits import MAX_ENVELOPE_BYTES_BEFORE_HANDSHAKE
+from kafkalite.errors import CorruptBatchError, ErrorCode, RecordError
+from kafkalite.limits import MAX_ENVELOPE_BYTES_BEFORE_HANDSHAKE, MAX_HEADERS_PER_RECORD
+from kafkalite.model import TopicPartition
 from kafkalite.protocol.connection import ClientConnection, RequestError
 from kafkalite.protocol.messages import data, metadata
+from kafkalite.records.builder import build_batch
 from kafkalite.records.header import seal
 from kafkalite.testing.wire import WireClient
 from proof.waiting import eventually, settle
@@ -249,3 +252,30 @@ def test_random_frames_leave_nothing_behind(new_loop: Make) -> None:
         loop.run_until_complete(broker.stop())
         loop.close()
     gc.collect()
+
+
+async def test_a_record_with_1001_headers_is_refused_by_the_producer_and_skipped_by_a_consumer(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker does not look into batches, so another producer's are acknowledged."""
+    headers = [("n", b"v")] * (MAX_HEADERS_PER_RECORD + 1)
+    async with Producer(broker.address, linger_ms=0) as producer:
+        with pytest.raises(RecordError, match="a record has at most 1000 headers, this one 1001"):
+            await producer.send("t", b"0", headers=headers)
+        assert (await producer.send("t", b"0", headers=headers[1:])).offset == 0
+        with monkeypatch.context() as patch:
+            patch.setattr("kafkalite.records.columns.MAX_HEADERS_PER_RECORD", 2_000)
+            foreign = build_batch([b"1", b"2"], headers=[headers, []])
+        assert (await producer.send_batch("t", 0, foreign)).base_offset == 1
+        await producer.send("t", b"3")
+    settings = {"bootstrap_servers": broker.address, "auto_offset_reset": "earliest"}
+    async with Consumer("t", **settings) as consumer, asyncio.timeout(10):
+        record = await consumer.get_one()
+        assert record is not None and len(record.headers) == MAX_HEADERS_PER_RECORD
+        with pytest.raises(CorruptBatchError, match=r"t-0: the batch at offset 1 .*1001 exceeds") as refused:
+            await consumer.get_one()
+        error = refused.value
+        assert (error.topic_partition, error.offset, error.next_offset) == (TopicPartition("t", 0), 1, 3)
+        await consumer.seek(TopicPartition("t", 0), 3)
+        record = await consumer.get_one()
+        assert record is not None and record.value == b"3"

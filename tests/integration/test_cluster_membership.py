@@ -96,6 +96,26 @@ class TestStarting:
         with pytest.raises(asyncio.CancelledError):
             await starting
 
+    async def test_a_first_start_without_all_voters_names_the_missing_ones(self) -> None:
+        """A majority runs, but only all voters together may found a cluster (R17)."""
+        voters = ",".join(f"{node_id}@inproc://first-{node_id}" for node_id in (1, 2, 3))
+        brokers = [
+            Broker(filesystem=MemoryFileSystem(), **settings_of(node_id, voters)) for node_id in (1, 2)
+        ]
+        starting = [asyncio.ensure_future(broker.start()) for broker in brokers]
+        expected = "no controller has accepted it yet; first start: all voters must run; missing: 3"
+        messages = []
+        async with asyncio.timeout(5):
+            while not any(expected in message for message in messages):
+                with pytest.raises(ConnectionFailedError) as refused:
+                    async with Admin("inproc://membership-1", default_api_timeout_ms=100):
+                        pass
+                messages.append(refused.value.message)
+        assert "a majority" not in messages[-1]
+        for each in starting:
+            each.cancel()
+        await asyncio.wait(starting)
+
     async def test_a_broker_that_finds_no_voter_can_be_given_up(self) -> None:
         broker = Broker(
             filesystem=MemoryFileSystem(), **settings_of(4, "1@inproc://absent-1", process_roles="broker")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from kafkalite.errors import ConnectionFailedError
+from kafkalite.broker.broker import Broker
+from kafkalite.errors import ConnectionFailedError, SslAuthenticationError
 from kafkalite.testing import Cluster
+from kafkalite.transport.dev_certificates import CA_CERTIFICATE
+from proof.certificates import DevCertificates
 from proof.waiting import eventually
 
 ON_BOTH_LOOPS = True
@@ -60,6 +64,41 @@ async def test_no_connection_of_an_encrypted_cluster_is_in_plain_text(
         await cluster.produce("orders", [b"x"])
     assert len(begun) > 12
     assert set(begun) <= {b"\x16", b""}, "a handshake, or the end of a stream that was never used"
+
+
+async def test_an_authority_is_replaced_one_step_at_a_time(tmp_path: Path) -> None:
+    """Trust both, use certificates of the new one, trust only the new one. A node that starts again after
+    each step connects to all others, which have read the new files without a restart."""
+    async with Cluster(brokers=3, security_protocol="SSL", ssl_client_auth="required") as cluster:
+        await cluster.create_topic("orders", replication_factor=3)
+        assert cluster._certificates is not None
+        here = Path(cluster._certificates.name)
+        old_ca, old_client = (here / CA_CERTIFICATE).read_bytes(), (here / "client.pem").read_bytes()
+        new = DevCertificates(tmp_path)
+        new_ca = (new / CA_CERTIFICATE).read_bytes()
+        steps = [
+            {CA_CERTIFICATE: old_ca + new_ca},
+            {name: (new / name).read_bytes() for name in ("broker.pem", "client.pem")},
+            {CA_CERTIFICATE: new_ca},
+        ]
+        for node_id, files in enumerate(steps, start=1):
+            for name, content in files.items():
+                (here / f"{name}.new").write_bytes(content)
+                (here / f"{name}.new").rename(here / name)
+            await cluster.kill(node_id)
+            await cluster.start(node_id)
+            await cluster.produce("orders", [b"x"])
+            await eventually(lambda: all(is_whole(broker) for broker in cluster.brokers.values()))
+        assert len(await cluster.records("orders")) == 3
+        (here / "old.pem").write_bytes(old_client)
+        with pytest.raises(SslAuthenticationError, match="does not trust the issuer"):
+            async with cluster.admin(ssl_keystore_location=str(here / "old.pem")):
+                pass
+
+
+def is_whole(broker: Broker) -> bool:
+    state = broker.image.partition("orders", 0)
+    return state is not None and len(state.isr) == 3
 
 
 async def test_a_client_in_plain_text_is_refused() -> None:

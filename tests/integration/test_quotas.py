@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
 
 from kafkalite.broker.broker import Broker
+from kafkalite.broker.quotas.quota_manager import MAX_REQUEST_THROTTLE_MS
 from kafkalite.client.admin.admin import Admin
 from kafkalite.client.cluster.connection import connect
 from kafkalite.client.consumer.consumer import Consumer
@@ -21,6 +24,8 @@ from kafkalite.errors import (
     RequestTimeoutError,
     ThrottlingQuotaExceededError,
 )
+from kafkalite.metadata.client_quotas import CLIENT_KEYS
+from kafkalite.metadata.quota_commands import MAX_QUOTA, MIN_QUOTA
 from kafkalite.model import DEFAULT_ENTITY, QuotaEntity, TopicPartition
 from kafkalite.protocol.messages import admin as messages
 from kafkalite.protocol.messages import data, metadata
@@ -79,7 +84,7 @@ async def test_quotas_are_described_as_they_were_set() -> None:
         }
         assert await here.admin.describe_client_quotas(reporters) == {reporters: {"consumer_byte_rate": 1e6}}
         assert await here.admin.describe_client_quotas(QuotaEntity("bob")) == {}
-        with pytest.raises(InvalidConfigError, match="above 0"):
+        with pytest.raises(InvalidConfigError, match=r"a number from 0\.001"):
             await here.limit(producer_byte_rate=0)
 
 
@@ -144,6 +149,59 @@ async def test_another_client_is_served_during_the_throttle_time() -> None:
         assert here.loop.time() - began < 0.1
 
 
+@pytest.mark.parametrize("is_behind_a_slow_request", [False, True])
+async def test_new_connections_do_not_evade_the_quota(is_behind_a_slow_request: bool) -> None:
+    async with setting() as here, WireClient(here.broker.address) as first:
+        await here.limit(producer_byte_rate=10 * KIB)
+        here.produce(first, 100 * KIB)
+        await first.response()
+        for _ in range(20):
+            async with WireClient(here.broker.address) as wire:
+                if is_behind_a_slow_request:
+                    wire.send(metadata.DescribeMetadataRequest("/topics", 1 << 40, 100))
+                here.produce(wire, 100 * KIB, count=2)
+                if is_behind_a_slow_request:
+                    await wire.response()
+                refused = await wire.response()
+                assert refused.message.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+        assert here.broker.statistics().appended_batches == 1
+
+
+async def test_the_bytes_that_other_connections_fetched_count_on_a_new_one() -> None:
+    async with setting() as here, WireClient(here.broker.address) as first:
+        here.produce(first, 200 * KIB)
+        await first.response()
+        await here.limit(consumer_byte_rate=10 * KIB)
+        fetch = data.FetchRequest(0, 0, 10**6, 0, [data.FetchPartition("t", 0, -1, 0, 10**6)])
+        first.send(fetch)
+        assert (await first.response()).throttle_ms > 15_000
+        async with WireClient(here.broker.address) as wire:
+            wire.send(fetch)
+            refused = await wire.response()
+            assert refused.message.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+            assert 15_000 < refused.throttle_ms < 25_000
+            wire.send(fetch)
+            assert (await wire.response()).payload
+
+
+async def test_new_producers_and_consumers_of_a_client_over_its_quota_wait_and_succeed() -> None:
+    async with setting() as here:
+        await here.limit(producer_byte_rate=20 * KIB, consumer_byte_rate=20 * KIB)
+        servers = here.broker.bootstrap_servers
+        began = here.loop.time()
+        for number in range(3):
+            async with Producer(servers, clock=here.clock) as producer:
+                await producer.send("t", bytes([number]) * 200 * KIB)
+        assert here.loop.time() - began > 15
+        for _ in range(2):
+            async with Consumer(
+                "t", bootstrap_servers=servers, auto_offset_reset="earliest", clock=here.clock
+            ) as consumer:
+                records = [await consumer.get_one(timeout_ms=60_000) for _ in range(3)]
+                assert [record.value[0] for record in records if record and record.value] == [0, 1, 2]
+        assert here.loop.time() - began > 40
+
+
 async def test_a_producer_far_above_its_quota_is_held_within_a_tenth_of_it() -> None:
     quota = 100 * KIB
     async with (
@@ -197,23 +255,65 @@ async def test_one_response_to_a_fetch_has_at_most_the_bytes_of_a_window() -> No
         assert response.throttle_ms <= 11_000
 
 
+@pytest.mark.parametrize("bound", [MIN_QUOTA, MAX_QUOTA])
+async def test_a_broker_serves_clients_with_the_least_and_the_largest_quotas(bound: float) -> None:
+    """Every throttle time, and the limit of a response, fits in its field."""
+    async with setting() as here:
+        await here.limit(QuotaEntity(ip="10.0.0.7"), connection_creation_rate=bound)
+        await here.limit(**dict.fromkeys(CLIENT_KEYS, bound))
+        quotas = here.broker._server.quotas
+        assert quotas is not None
+        waits = [quotas.admit_connection("10.0.0.7", 0) for _ in range(3)]
+        assert all(0 <= wait_ms < 2**63 for wait_ms in waits)
+        async with WireClient(here.broker.address) as wire:
+            here.produce(wire, 500 * KIB)
+            response = await wire.response()
+            assert response.message.partitions[0].error_code == 0
+            assert (response.throttle_ms > 1_000_000_000) == (bound == MIN_QUOTA)
+        async with WireClient(here.broker.address) as wire:
+            part = data.FetchPartition("t", 0, -1, 0, 2**20)
+            fetched = await wire.call(data.FetchRequest(0, 1, 2**20, 0, [part]))
+            assert fetched.partitions[0].error_code == 0
+            assert len(wire.last_payload) > 500 * KIB
+
+
+#: Each reading of the clock moves it by this much, so a request uses that much time or a little more.
+READING_NS = 10_000_000
+
+
 async def test_request_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reading of the clock moves it by 10 ms, so a request uses that much time or a little more."""
     async with setting() as here, WireClient(here.broker.address) as wire:
         await here.limit(request_percentage=10)
-        used_ns = 0
-
-        def monotonic_ns() -> int:
-            nonlocal used_ns
-            used_ns += 10_000_000
-            return used_ns
-
-        monkeypatch.setattr(here.clock, "monotonic_ns", monotonic_ns)
+        monkeypatch.setattr(here.clock, "monotonic_ns", partial(next, count(READING_NS, READING_NS)))
         throttle_ms = [0]
         for _ in range(20):
             wire.send(metadata.MetadataRequest(None, False))
             throttle_ms.append((await wire.response()).throttle_ms)
-        assert 0 < max(throttle_ms) <= 1_000
+        assert 0 < max(throttle_ms) <= MAX_REQUEST_THROTTLE_MS
+
+
+async def test_the_time_of_requests_that_waited_for_the_end_of_a_throttle_time_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are served when it ends, not when they are received."""
+    async with setting() as here, WireClient(here.broker.address) as wire:
+        await here.limit(request_percentage=10)
+        charged: list[int] = []
+        quotas = here.broker._server.quotas
+        assert quotas is not None
+        charge = quotas.charge
+
+        def note(*who: Any, busy_ns: int = 0, **costs: int) -> int:
+            charged.append(busy_ns)
+            return charge(*who, busy_ns=busy_ns, **costs)
+
+        monkeypatch.setattr(quotas, "charge", note)
+        monkeypatch.setattr(here.clock, "monotonic_ns", partial(next, count(READING_NS, READING_NS)))
+        for _ in range(20):
+            wire.send(metadata.MetadataRequest(None, False))
+        assert max([(await wire.response()).throttle_ms for _ in range(20)]) > 0
+        assert len(charged) == 20
+        assert min(charged) >= READING_NS
 
 
 async def test_changes_of_the_metadata_beyond_the_quota_are_refused_until_they_are_paid_for() -> None:

@@ -17,6 +17,7 @@ from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY
 from kafkalite.metadata.records import NO_LEADER
+from kafkalite.protocol.messages.admin import UnregisterBrokerRequest
 from kafkalite.protocol.messages.cluster import (
     AllocateProducerIdsRequest,
     BrokerHeartbeatRequest,
@@ -57,6 +58,9 @@ def test_the_only_node_is_live_as_soon_as_it_is_registered(new_metadata):
     metadata.register(1)
     assert roles(metadata.state()) == (1, (1,), (), ())
     assert epochs(metadata.state()) == (state.leader_epoch + 1, state.partition_epoch + 1)
+    # So it does if its node.json was written again, with another directory id.
+    metadata.register(1, directory="another")
+    assert roles(metadata.state()) == (1, (1,), (), ())
 
 
 def test_r20_a_repeated_registration_gets_the_same_response(cluster):
@@ -113,6 +117,26 @@ def test_r20_a_topic_with_page_cache_durability_needs_clean_stops(cluster):
     kill(cluster, 3, 2)
     cluster.register(2, synced=True)
     assert roles(cluster.state()) == (1, (1,), (), (2,))
+
+
+@pytest.mark.parametrize(
+    ("file_has_fsync", "broker", "topic", "eligible"),
+    [
+        (True, "page-cache", None, False),
+        (True, "page-cache", "fsync", True),
+        (True, "fsync", "page-cache", False),
+        (False, "fsync", None, False),
+        (False, None, "fsync", False),
+    ],
+)
+def test_r20_the_durability_in_effect_counts(cluster, file_has_fsync, broker, topic, eligible):
+    """A topic's override precedes the broker's. One with fsync may be newer than the records, so it does not
+    count against the configuration file."""
+    cluster.alter("broker", "2", {"durability": broker})
+    cluster.alter("topic", "orders", {"durability": topic})
+    kill(cluster, 3, 2)
+    cluster.register(2, synced=file_has_fsync)
+    assert (2 in cluster.state().elr) == eligible
 
 
 def test_r20_the_last_in_sync_replica_that_lost_its_tail_does_not_lead_again(cluster):
@@ -271,7 +295,10 @@ def test_a_broker_that_shuts_down_hands_over_and_gets_nothing_new(cluster):
     assert cluster.image is image
     cluster.fence(node_id)
     assert roles(cluster.state("alone")) == (NO_LEADER, (), (node_id,), ())
-    assert not cluster.image.brokers[node_id].is_shutting_down
+    stopped = cluster.image.brokers[node_id]
+    assert stopped.is_fenced and stopped.is_shutting_down, "an orderly stop differs from a broker's silence"
+    cluster.unfence(node_id)
+    assert cluster.image.brokers[node_id].is_live
 
 
 def test_a_shutdown_continues_when_another_replica_is_in_sync(cluster):
@@ -376,3 +403,35 @@ def test_placement_counts_loads_and_skips_fenced_brokers(cluster):
     cluster.create("late", partitions=4, factor=2)
     for state in cluster.image.topics["late"].partitions:
         assert set(state.replicas) == {1, 2}
+
+
+def unregister(metadata, node_id):
+    return metadata.submit(UnregisterBrokerRequest(node_id)).error_code
+
+
+def test_a_broker_without_replicas_is_unregistered_and_its_id_retired(cluster):
+    cluster.register(4)
+    cluster.unfence(4)
+    cluster.alter("broker", "4", {"durability": "page-cache"})
+    assert unregister(cluster, 1) == ErrorCode.INVALID_REQUEST  # it has a replica
+    assert unregister(cluster, 9) == ErrorCode.BROKER_ID_NOT_REGISTERED
+    assert unregister(cluster, 4) == 0
+    image = cluster.image
+    assert 4 not in image.brokers
+    assert image.retired_brokers == {4}
+    assert not image.configs_of("broker", "4")
+    answer = cluster.register(4, directory="f" * 32)
+    assert answer.error_code == ErrorCode.POLICY_VIOLATION
+    assert "retired" in answer.error_message
+    assert Delta(EMPTY).replay_all(image.to_records()).apply(image.metadata_offset) == image
+    assert Delta.to_snapshot(image, []).apply(0).retired_brokers == frozenset()
+
+
+def test_a_voter_stays_registered(cluster):
+    """Its process would stop, for ever: with the last of a majority, or the only node, the whole cluster."""
+    cluster.register(4)
+    cluster.settings = ControllerSettings(voters=frozenset({4}))
+    response = cluster.submit(UnregisterBrokerRequest(4))
+    assert response.error_code == ErrorCode.INVALID_REQUEST
+    assert "node 4 is a voter" in response.error_message
+    assert 4 in cluster.image.brokers

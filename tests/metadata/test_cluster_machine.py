@@ -13,7 +13,9 @@ from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY, BrokerLoad
 from kafkalite.metadata.partition_commands import BalanceLeaders
+from kafkalite.metadata.reassignment_commands import ContinueReassignments
 from kafkalite.metadata.recovery import ReplicaReports
+from kafkalite.protocol.messages.admin import AlterPartitionReassignmentsRequest, PartitionReassignment
 
 NODES = st.integers(1, 4)
 NAMES = st.sampled_from(["a", "b"])
@@ -100,7 +102,7 @@ def machine(new_metadata):
             after = metadata.state(name, number)
             assert answer.partition_epoch == after.partition_epoch
             if answer.error_code == 0:
-                assert sorted(after.isr) == isr
+                assert sorted(after.isr) == [each for each in isr if each in after.replicas]
             is_current = stale not in {1, 2}
             assert (after.partition_epoch == state.partition_epoch + 1) == is_current  # R14
 
@@ -122,6 +124,23 @@ def machine(new_metadata):
                 assert before.leader == -1
                 assert state.leader in metadata.image.live_brokers()
                 assert before.isr + before.elr
+
+        @rule(
+            name=NAMES,
+            wanted=st.one_of(st.none(), st.lists(NODES, min_size=1, max_size=4, unique=True)),
+            grows=st.booleans(),
+        )
+        def reassign(self, name, wanted, grows):
+            metadata = self.metadata
+            before = {} if name not in metadata.image.topics else metadata.state(name)
+            item = PartitionReassignment(name, 0, wanted)
+            metadata.submit(AlterPartitionReassignmentsRequest(1_000, grows, [item]))
+            if before and wanted is None:  # a cancellation returns to the original replicas
+                assert metadata.state(name).final_replicas == before.original_replicas
+
+        @rule()
+        def go_on(self):
+            self.metadata.submit(ContinueReassignments())
 
         @rule()
         def balance(self):
@@ -159,13 +178,16 @@ def machine(new_metadata):
                 for state in topic.partitions:
                     isr, elr, last = set(state.isr), set(state.elr), set(state.last_known_elr)
                     minimum = min(int(text), len(state.replicas))
+                    needed = min(int(text), len(state.original_replicas), len(state.final_replicas))
+                    assert set(state.target_replicas) <= set(state.replicas)
+                    assert set(state.original_replicas) | set(state.final_replicas) <= set(state.replicas)
                     assert isr | elr | last <= set(state.replicas)
                     assert not isr & elr and not (isr | elr) & last
                     assert not isr & fenced
                     assert state.leader == -1 or state.leader in isr
                     assert len(isr) < minimum or elr or not last
                     if name not in self.excused:
-                        assert len(isr | elr | last) >= minimum
+                        assert len(isr | elr | last) >= needed
                     # No partition lacks a leader while a replica could lead it.
                     if state.leader == -1:
                         assert not isr & live
@@ -183,7 +205,8 @@ def machine(new_metadata):
                         continue
                     assert state.partition_epoch > before.partition_epoch
                     assert state.leader_epoch >= before.leader_epoch
-                    if state.leader != before.leader:
+                    is_removal = not set(before.replicas) <= set(state.replicas)
+                    if state.leader != before.leader or is_removal:  # R61
                         assert state.leader_epoch > before.leader_epoch
             self.before = seen
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalite.metadata.image import BrokerLoad, BrokerState
-from kafkalite.metadata.placement import place
+from kafkalite.metadata.placement import keep_replicas, place
 
 
 def broker(node_id: int, rack: str | None = None) -> BrokerState:
@@ -84,3 +84,10 @@ def test_a_new_broker_leads_new_topics_until_it_has_caught_up():
 def test_more_replicas_than_brokers_are_a_broken_invariant():
     with pytest.raises(AssertionError):
         place([broker(1)], 1, 2)
+
+
+def test_replicas_in_sync_are_kept_in_their_order():
+    assert keep_replicas((1, 2, 3), 2, (1, 2, 3)) == (1, 2)
+    assert keep_replicas((1, 2, 3), 2, (2, 3)) == (2, 3)
+    assert keep_replicas((1, 2, 3), 2, (3,)) == (1, 3)
+    assert keep_replicas((1, 2, 3), 1, (3,)) == (3,)

@@ -30,6 +30,10 @@ EXACT = [
         PartitionRecord("ab", 3, (1, 2, 3), (1,), 1, 4, 5, (2,), (3,), (2,), 4, 4),
         [3, 3, "ab", 3, [1, 2, 3], [1], 1, 4, 5, [2], [3], [2], 4, 4],
     ),
+    (
+        PartitionRecord("ab", 3, (1, 2, 3), (1,), 1, 4, 5, target_replicas=(3, 2), added_replicas=((3, 5),)),
+        [3, 4, "ab", 3, [1, 2, 3], [1], 1, 4, 5, [], [], [], -1, -1, [3, 2], [[3, 5]]],
+    ),
     (ConfigRecord("topic", "orders", "retention.ms", "-1"), [4, 0, "topic", "orders", "retention.ms", "-1"]),
     (ConfigRecord("topic", "orders", "retention.ms", None), [4, 0, "topic", "orders", "retention.ms", None]),
     (
@@ -81,6 +85,13 @@ def test_a_record_of_an_older_version_keeps_its_meaning(array, record):
     assert again == [record]
 
 
+def test_a_partition_that_is_not_reassigned_is_written_as_revisions_without_reassignments_read_it():
+    record = PartitionRecord("ab", 3, (1, 2), (1,), 1, 4, 5)
+    newest = [3, 4, "ab", 3, [1, 2], [1], 1, 4, 5, [], [], [], -1, -1, [], []]
+    assert record_codec.to_array(record)[:2] == [3, 3]
+    assert record_codec.from_array(newest) == record
+
+
 @pytest.mark.parametrize(("record", "array"), EXACT)
 def test_every_record_has_its_fields_in_order(record, array):
     assert msgpack.unpackb(record_codec.to_bytes([record])) == [array]
@@ -89,8 +100,9 @@ def test_every_record_has_its_fields_in_order(record, array):
 
 def test_the_bytes_of_every_type_stay_as_they_are():
     written = bytes.fromhex(
-        "9e940100a26162a66f7264657273930200a261629e0303a2616203930102039101010405910291039102040496"
-        "0400a5746f706963a66f7264657273ac726574656e74696f6e2e6d73a22d31960400a5746f706963a66f7264657273ac72"
+        "9f940100a26162a66f7264657273930200a261629e0303a26162039301020391010104059102910391020404"
+        "dc00100304a2616203930102039101010405909090ffff92030291920305"
+        "960400a5746f706963a66f7264657273ac726574656e74696f6e2e6d73a22d31960400a5746f706963a66f7264657273ac72"
         "6574656e74696f6e2e6d73c09e0502010992a3613a31a3623a32c04da2696ea364697208c3c203c39e0502010990a27231"
         "4da0a000c2c200c29606000109c3c29307009293a26162000593a261620100930800cd03e8"
         "9a09000204a26162a6557365723a61a12a0303c3980a00a16101c40173c4016bc40176cd1000"
@@ -107,7 +119,21 @@ records = st.one_of(
     st.builds(TopicRecord, text, text),
     st.builds(RemoveTopicRecord, text),
     st.builds(
-        PartitionRecord, text, numbers, ids, ids, numbers, numbers, numbers, ids, ids, ids, numbers, numbers
+        PartitionRecord,
+        text,
+        numbers,
+        ids,
+        ids,
+        numbers,
+        numbers,
+        numbers,
+        ids,
+        ids,
+        ids,
+        numbers,
+        numbers,
+        ids,
+        st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple),
     ),
     st.builds(BrokerChangeRecord, numbers, numbers, st.booleans(), st.booleans()),
     st.builds(HighWatermarksRecord, st.lists(st.tuples(text, numbers, numbers), max_size=3).map(tuple)),
@@ -149,7 +175,7 @@ def test_garbage_is_a_storage_error_or_records(data):
     assert record_codec.from_bytes(record_codec.to_bytes(found)) == found
 
 
-@pytest.mark.parametrize("array", [[99, 0, "x"], [1, 1, "ab", "orders"], [3, 4], [99, 3]])
+@pytest.mark.parametrize("array", [[99, 0, "x"], [1, 1, "ab", "orders"], [3, 5], [99, 3]])
 def test_a_newer_type_or_version_is_refused_with_a_hint(array):
     with pytest.raises(StorageError, match=r"is unknown.*newer kafkalite"):
         record_codec.from_arrays([array])
@@ -176,6 +202,8 @@ def test_a_newer_type_or_version_is_refused_with_a_hint(array):
         [6, 0, 1, 9, 1, 0],
         [7, 0, [["ab", 0]]],
         [7, 0, 5],
+        [3, 4, "ab", 3, [1], [1], 1, 4, 5, [], [], [], -1, -1, [1], [[1]]],
+        [3, 4, "ab", 3, [1], [1], 1, 4, 5, [], [], [], -1, -1],
         [8, 0, "x"],
         ["1", 0, "ab", "orders"],
     ],

@@ -161,7 +161,12 @@ def test_the_number_of_credentials_is_bounded(metadata: Any, monkeypatch: pytest
     monkeypatch.setattr(security_commands, "MAX_CREDENTIALS", 2)
     found = altered(metadata, *[upsertion(name) for name in "abc"])
     assert found == [("a", 0), ("b", 0), ("c", ErrorCode.POLICY_VIOLATION)]
+    assert altered(metadata, upsertion("a", iterations=5000)) == [("a", 0)], (
+        "a replaced one is not another one"
+    )
     assert altered(metadata, ScramCredentialDeletion("a", 1)) == [("a", 0)], "removal is always possible"
+    found = altered(metadata, ScramCredentialDeletion("b", 1), upsertion("c"), upsertion("d"), upsertion("e"))
+    assert found == [("b", 0), ("c", 0), ("d", 0), ("e", ErrorCode.POLICY_VIOLATION)]
 
 
 def test_an_image_with_rules_and_credentials_survives_its_records(metadata: Any) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
+import ssl
 import struct
 import sys
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from kafkalite import Admin, Consumer, Producer
-from kafkalite.limits import MIB
+from kafkalite.broker.server.descriptors import raise_limit
+from kafkalite.limits import KIB, MIB
 from kafkalite.protocol.connection import ClientConnection
+from proof.certificates import DevCertificates
+from proof.processes.slow_peers import SlowPeers
 from proof.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -31,6 +36,8 @@ FEW_DESCRIPTORS = 40
 IDLE_PEERS = 500
 #: A connection that sends nothing, or a byte now and then: transport, buffer and protocol state.
 IDLE_PEER_BYTES = 50_000
+SLOW_PEERS = 2_000
+HALF_SENT_FRAMES = 500
 
 #: Partitions of one broker, each with a record, and what each may add to the resident memory.
 MANY_PARTITIONS = 5_000
@@ -40,9 +47,10 @@ PARTITION_BYTES = 20_000
 class Server:
     """A server process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, *addresses: str) -> None:
         self.process = process
-        self.address = address
+        self.addresses = addresses
+        self.address = addresses[0]
 
     def resident_bytes(self) -> int:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -55,14 +63,22 @@ class Server:
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    async with running(tmp_path, "listeners=127.0.0.1:0") as server:
+        yield server
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, *settings: str) -> AsyncIterator[Server]:
+    """Run a server process with a budget of BUDGET_BYTES."""
     command = [sys.executable, "-m", "kafkalite", "server", "start", "--data", str(tmp_path / "data")]
-    command += ["--set", "listeners=127.0.0.1:0", "--set", f"queued.max.request.bytes={BUDGET_BYTES}"]
+    for setting in (f"queued.max.request.bytes={BUDGET_BYTES}", *settings):
+        command += ["--set", setting]
     with (tmp_path / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log)
     try:
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), 30)
-        yield Server(process, line.decode().split()[-1])
+        yield Server(process, *re.findall(r"127\.0\.0\.1:\d+", line.decode()))
     finally:
         process.kill()
         await process.wait()
@@ -114,6 +130,54 @@ async def test_s5_silent_and_slow_peers_cost_little_and_another_client_is_served
     assert server.resident_bytes() - before < IDLE_PEERS * IDLE_PEER_BYTES
     for peer in peers:
         peer.transport.abort()
+
+
+async def test_2000_slow_connections_and_500_half_sent_frames_cost_no_more_than_the_budget(
+    tmp_path: Path, dev_certificates: DevCertificates
+) -> None:
+    """S3, S5: a client with large requests is served, and memory and descriptors are given back."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2 * (SLOW_PEERS + HALF_SENT_FRAMES + FEW_DESCRIPTORS):
+        pytest.skip(f"the limit of descriptors is {hard}, and max.connections at most half of it")
+    raise_limit()
+    listeners = "listeners=127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:0,SSL://127.0.0.1:0"
+    keystore = f"ssl.keystore.location={dev_certificates / 'broker.pem'}"
+    tls = ssl.create_default_context(cafile=dev_certificates / "ca.pem")
+    async with running(tmp_path, listeners, keystore) as server:
+        served = 0
+
+        async def serve() -> None:
+            nonlocal served
+            async with Producer(server.address, retries=0, enable_idempotence=False) as producer:
+                while True:
+                    await asyncio.wait_for(producer.send("good", os.urandom(MIB // 2)), 10)
+                    served += 1
+
+        good = asyncio.create_task(serve())
+        await eventually(lambda: served > 0 or good.done())
+        grown, before = [], (server.resident_bytes(), server.descriptor_count())
+        try:
+            for _ in range(2):
+                peers = SlowPeers(server.addresses, tls)
+                await peers.open(SLOW_PEERS)
+                assert server.descriptor_count() >= before[1] + SLOW_PEERS
+                await peers.drip()
+                assert server.resident_bytes() - before[0] < SLOW_PEERS * IDLE_PEER_BYTES
+                already = served
+                await peers.send_halves(HALF_SENT_FRAMES, 256 * KIB)
+                for _ in range(5):
+                    await peers.drip()
+                    grown.append(server.resident_bytes() - before[0])
+                await eventually(lambda: served > already + 5 or good.done())  # noqa: B023
+                assert peers.closed_requests == 0
+                peers.close()
+                await eventually(lambda: server.descriptor_count() <= before[1])
+                await eventually(lambda: server.resident_bytes() - before[0] < SLACK_BYTES)
+            assert not good.done()
+        finally:
+            good.cancel()
+            await asyncio.gather(good, return_exceptions=True)
+        assert max(grown) < BUDGET_BYTES + SLOW_PEERS * IDLE_PEER_BYTES
 
 
 async def test_clients_that_come_and_go_leave_nothing_behind(server: Server) -> None:

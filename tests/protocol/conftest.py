@@ -20,7 +20,7 @@ from kafkalite.protocol.connection import (
     ServerConnection,
 )
 from kafkalite.protocol.messages import admin, cluster, data, groups, metadata, security, transactions
-from kafkalite.protocol.structs import Struct
+from kafkalite.protocol.structs import AtMost, PartitionResult, Struct
 from kafkalite.records.builder import build_batch
 
 #: A real batch: that of the worked example in docs/protocol.md.
@@ -278,6 +278,26 @@ def _examples_of_operating() -> dict[int, tuple[Struct, Struct]]:
             admin.ElectLeadersRequest(30_000, False, [admin.ElectionPartition("orders", 3)]),
             admin.ElectLeadersResponse(*ok, [admin.ElectedPartition("orders", 3, *ok, 1)]),
         ),
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS: (
+            admin.AlterPartitionReassignmentsRequest(
+                30_000,
+                False,
+                [
+                    admin.PartitionReassignment("orders", 3, [1, 2]),
+                    admin.PartitionReassignment("orders", 4, None),
+                ],
+            ),
+            admin.AlterPartitionReassignmentsResponse(
+                *ok, [PartitionResult("orders", 3, *ok), PartitionResult("orders", 4, 85, "not reassigned")]
+            ),
+        ),
+        ApiKey.LIST_PARTITION_REASSIGNMENTS: (
+            admin.ListPartitionReassignmentsRequest(30_000, [admin.ReassignedPartition("orders", 3)]),
+            admin.ListPartitionReassignmentsResponse(
+                *ok, [admin.OngoingReassignment("orders", 3, [3, 1, 2], [2], [3], [3, 1])]
+            ),
+        ),
+        ApiKey.UNREGISTER_BROKER: (admin.UnregisterBrokerRequest(2), admin.UnregisterBrokerResponse(*ok, 2)),
         ApiKey.CONTROLLED_SHUTDOWN: (
             admin.ControlledShutdownRequest(2),
             admin.ControlledShutdownResponse(*ok, 2),
@@ -523,6 +543,16 @@ def examples() -> dict[int, tuple[Struct, Struct]]:
 
 
 @pytest.fixture(scope="session")
+def later_examples() -> dict[tuple[int, int], tuple[Struct, Struct]]:
+    """For each (API key, version) after version 0, a request and a response."""
+    request, response = _examples()[ApiKey.FETCH]
+    near = [data.PreferredReplica("payments", 4, 2)]
+    return {
+        (ApiKey.FETCH, 1): (data.FetchRequestV1(*request, "rack-a"), data.FetchResponseV1(*response, near))
+    }
+
+
+@pytest.fixture(scope="session")
 def payload_of() -> Callable[[Struct], tuple[bytes, ...]]:
     """The payload parts that belong to an example."""
 
@@ -553,8 +583,11 @@ def values_of(hint: Any, most: int = 4) -> st.SearchStrategy[Any]:
         return st.none() | values_of(arguments[0], most)
     if origin is list:
         return st.lists(values_of(arguments[0], most), max_size=most)
-    if origin is Annotated:  # Distinct: no partition twice
+    if origin is Annotated:
         (item,) = get_args(arguments[0])
+        if isinstance(arguments[1], AtMost):
+            return st.lists(values_of(item, most), max_size=min(most, arguments[1].max_items))
+        # Distinct: no partition twice
         return st.lists(values_of(item, most), max_size=most, unique_by=itemgetter(0, 1))
     if origin is dict:
         return st.dictionaries(TEXT, TEXT, max_size=most)

@@ -8,7 +8,15 @@ import sys
 import pytest
 
 from kafkalite.protocol import codec
-from kafkalite.protocol.api import API_KEY_BY_REQUEST, APIS, Api, ApiKey, supported_ranges
+from kafkalite.protocol.api import (
+    API_BY_REQUEST,
+    API_KEY_BY_REQUEST,
+    APIS,
+    LATER_APIS,
+    Api,
+    ApiKey,
+    supported_ranges,
+)
 from kafkalite.protocol.structs import Struct
 
 each_api = pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.key.name)
@@ -42,6 +50,23 @@ def test_there_is_an_example_of_each(api: Api, examples: dict[int, tuple[Struct,
     request, response = examples[api.key]
     assert (type(request), type(response)) == (api.request, api.response)
     for message in (request, response):
+        assert codec.decode(type(message), codec.encode(message)) == message
+
+
+@pytest.mark.parametrize("key", sorted(LATER_APIS), ids=str)
+def test_a_later_version_appends_fields(
+    key: tuple[int, int], later_examples: dict[tuple[int, int], tuple[Struct, Struct]]
+) -> None:
+    """A struct of version n begins with the fields of version n - 1, with the same types."""
+    api_key, version = key
+    api = LATER_APIS[key]
+    before = APIS[api_key] if version == 1 else LATER_APIS[api_key, version - 1]
+    assert 1 <= version <= api.max_version == APIS[api_key].max_version
+    assert API_BY_REQUEST[api.request] is api
+    for older, newer in ((before.request, api.request), (before.response, api.response)):
+        assert issubclass(newer, older)
+        assert newer._fields[: len(older._fields)] == older._fields
+    for message in later_examples[key]:
         assert codec.decode(type(message), codec.encode(message)) == message
 
 

@@ -10,7 +10,7 @@ import pytest
 from kafkalite.errors import LocalProtocolError, RemoteProtocolError
 from kafkalite.limits import MAX_INTEGERS_PER_LIST, MAX_ITEMS_PER_REQUEST
 from kafkalite.protocol import codec
-from kafkalite.protocol.messages.admin import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+from kafkalite.protocol.messages.admin import CreateTopicsRequest, NewTopic
 from kafkalite.protocol.messages.data import FetchPartition, FetchRequest, ProducePartition, ProduceRequest
 from kafkalite.protocol.messages.metadata import (
     ApiVersionsRequest,
@@ -19,6 +19,7 @@ from kafkalite.protocol.messages.metadata import (
     MetadataResponse,
     PartitionMetadata,
 )
+from kafkalite.protocol.messages.transactions import TxnMarker, WriteTxnMarkersRequest
 from kafkalite.protocol.structs import Struct
 
 
@@ -190,13 +191,13 @@ def test_counts_are_compared_with_the_bytes_left() -> None:
 
 def test_a_request_has_a_bounded_number_of_elements() -> None:
     def envelope(count: int) -> bytes:
-        return codec.encode((2, 0, 1, None, DeleteTopicsRequest(1, ["t"] * count)))
+        return codec.encode((27, 0, 1, None, WriteTxnMarkersRequest([TxnMarker(1, 0, 0, True, [])] * count)))
 
     head = codec.decode_request_head(envelope(MAX_ITEMS_PER_REQUEST))
-    assert len(codec.decode_body(DeleteTopicsRequest, head.body).names) == MAX_ITEMS_PER_REQUEST
+    assert len(codec.decode_body(WriteTxnMarkersRequest, head.body).markers) == MAX_ITEMS_PER_REQUEST
     head = codec.decode_request_head(envelope(MAX_ITEMS_PER_REQUEST + 1))
     with pytest.raises(RemoteProtocolError, match="more elements in one envelope than limits allow"):
-        codec.decode_body(DeleteTopicsRequest, head.body)
+        codec.decode_body(WriteTxnMarkersRequest, head.body)
 
 
 @pytest.mark.parametrize("size", [10, 1000])

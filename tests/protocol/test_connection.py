@@ -22,7 +22,17 @@ from kafkalite.protocol.connection import (
     ServerConnection,
 )
 from kafkalite.protocol.frames import encode_frame
-from kafkalite.protocol.messages.data import FetchedPartition, FetchResponse, ProducePartition, ProduceRequest
+from kafkalite.protocol.messages.data import (
+    FetchedPartition,
+    FetchPartition,
+    FetchRequest,
+    FetchRequestV1,
+    FetchResponse,
+    FetchResponseV1,
+    PreferredReplica,
+    ProducePartition,
+    ProduceRequest,
+)
 from kafkalite.protocol.messages.metadata import (
     ApiVersionRange,
     ApiVersionsRequest,
@@ -60,7 +70,7 @@ class TestHandshake:
         pair.handshake()
         assert pair.client.is_ready
         assert pair.server.has_handshake
-        assert pair.client._versions == dict.fromkeys(APIS, 0)
+        assert pair.client._versions == {key: api.max_version for key, api in APIS.items()}
         assert pair.client.in_flight == 0
 
     @pytest.mark.parametrize("chunk", [1, 3, 1 << 30])
@@ -136,10 +146,38 @@ class TestHandshake:
         ]
         answer = ApiVersionsResponse(0, None, "other", "9", ranges)
         feed(client, encode_frame(codec.encode((0, 0, answer))))
-        assert client._versions[ApiKey.FETCH] == 0
+        assert client._versions[ApiKey.FETCH] == 1
+        assert client.supports(FetchRequestV1)
         for message in (MetadataRequest(None, False), DescribeClusterRequest()):
             with pytest.raises(LocalProtocolError, match="the broker supports no common version of"):
                 client.send(message)
+
+    def test_a_broker_without_the_version_of_a_request(self, feed: Feed) -> None:
+        client = ClientConnection()
+        assert not client.supports(FetchRequest)
+        client.handshake()
+        answer = ApiVersionsResponse(0, None, "older", "0", [ApiVersionRange(ApiKey.FETCH, 0, 0)])
+        feed(client, encode_frame(codec.encode((0, 0, answer))))
+        assert (client.supports(FetchRequest), client.supports(FetchRequestV1)) == (True, False)
+        client.send(FetchRequest(0, 0, 0, 0, []))
+        with pytest.raises(LocalProtocolError, match="FETCH up to version 0, not 1"):
+            client.send(FetchRequestV1(0, 0, 0, 0, [], "rack"))
+
+    @pytest.mark.parametrize("count", [1, 3_000])
+    def test_each_version_has_its_structs(self, pair: Any, feed: Feed, count: int) -> None:
+        """Also in a request of so many partitions that it is decoded in turns."""
+        asked = [FetchPartition("t", number, -1, 0, 1) for number in range(count)]
+        for message in (FetchRequest(0, 0, 0, 0, asked), FetchRequestV1(0, 0, 0, 0, asked, "rack")):
+            _, buffers = pair.client.send(message)
+            events = feed(pair.server, buffers)
+            while pair.server.has_more:
+                events += pair.server.next_requests()
+            (request,) = events
+            assert request.message == message
+            response = FetchResponse(0, None, [])
+            if request.api_version:
+                response = FetchResponseV1(0, None, [], [PreferredReplica("t", 0, 3)])
+            assert pair.answer(request, response).message == response
 
     def test_a_failed_one_leaves_the_client_unready(self, make_pair: Any, feed: Feed) -> None:
         pair = make_pair()

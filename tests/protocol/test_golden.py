@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.protocol.api import APIS, ApiKey
+from kafkalite.protocol.api import APIS, LATER_APIS, ApiKey
 from kafkalite.protocol.connection import (
     BadRequest,
     ClientConnection,
@@ -25,11 +25,12 @@ from kafkalite.protocol.structs import Struct
 CORRELATION_ID = 7
 CLIENT_ID = "golden"
 Examples = dict[int, tuple[Struct, Struct]]
+Later = dict[tuple[int, int], tuple[Struct, Struct]]
 Feed = Callable[..., list[Any]]
 
 
-def name_of(key: int, direction: str) -> str:
-    return f"{ApiKey(key).name.lower().replace('_', '-')}-v{APIS[key].max_version}-{direction}.hex"
+def name_of(key: int, direction: str, version: int = 0) -> str:
+    return f"{ApiKey(key).name.lower().replace('_', '-')}-v{version}-{direction}.hex"
 
 
 def render(title: str, message: Struct, wire: bytes) -> str:
@@ -43,20 +44,21 @@ def parse(text: str) -> bytes:
     return bytes.fromhex(" ".join(line for line in text.splitlines() if not line.startswith("#")))
 
 
-def frames(examples: Examples, payload_of: Any) -> dict[str, str]:
-    """Return file name -> content, for every API and for the error response."""
+def frames(examples: Examples, later: Later, payload_of: Any) -> dict[str, str]:
+    """Return file name -> content, for every API in every version and for the error response."""
     found = {}
     server = ServerConnection()
-    for key, (message, answer) in examples.items():
+    every = {(key, 0): pair for key, pair in examples.items()} | later
+    for (key, version), (message, answer) in every.items():
         client = ClientConnection(CLIENT_ID)
         client._next_id = CORRELATION_ID
-        _, sent = client._request(APIS[key], 0, message, payload_of(message))
-        title = f"{ApiKey(key).name}, version {APIS[key].max_version}, correlation id {CORRELATION_ID}"
+        _, sent = client._request(APIS[key], version, message, payload_of(message))
+        title = f"{ApiKey(key).name}, version {version}, correlation id {CORRELATION_ID}"
         wire = b"".join(map(bytes, sent))
-        found[name_of(key, "request")] = render(f"{title}, client id {CLIENT_ID}", message, wire)
-        request = Request(key, 0, CORRELATION_ID, CLIENT_ID, message, memoryview(b""))
+        found[name_of(key, "request", version)] = render(f"{title}, client id {CLIENT_ID}", message, wire)
+        request = Request(key, version, CORRELATION_ID, CLIENT_ID, message, memoryview(b""))
         wire = b"".join(map(bytes, server.send(request, answer, payload_of(answer))))
-        found[name_of(key, "response")] = render(f"Answer to {title}", answer, wire)
+        found[name_of(key, "response", version)] = render(f"Answer to {title}", answer, wire)
     bad = BadRequest(CORRELATION_ID, 1000, "there is no api 999", 999, 0, False)
     wire = b"".join(server.send_error(bad, bad.error_code, bad.error_message))
     error = RequestError(bad.error_code, bad.error_message)
@@ -69,8 +71,10 @@ def golden(repository: Path) -> Path:
     return repository / "tests" / "golden" / "protocol"
 
 
-def test_the_bytes_are_what_they_were(golden: Path, examples: Examples, payload_of: Any) -> None:
-    expected = frames(examples, payload_of)
+def test_the_bytes_are_what_they_were(
+    golden: Path, examples: Examples, later_examples: Later, payload_of: Any
+) -> None:
+    expected = frames(examples, later_examples, payload_of)
     if os.environ.get("UPDATE_GOLDEN"):
         golden.mkdir(parents=True, exist_ok=True)
         for old in golden.glob("*.hex"):
@@ -98,5 +102,23 @@ def test_the_bytes_are_read_back(
     client._next_id = CORRELATION_ID
     client._request(APIS[key], 0, message, payload_of(message))
     (response,) = feed(client, [parse((golden / name_of(key, "response")).read_text())], chunk)
+    assert response.message == answer
+    assert bytes(response.payload) == b"".join(payload_of(answer))
+
+
+@pytest.mark.parametrize("key", sorted(LATER_APIS), ids=lambda key: f"{ApiKey(key[0]).name}-v{key[1]}")
+@pytest.mark.parametrize("chunk", [1, 1 << 30])
+def test_the_bytes_of_later_versions_are_read_back(
+    golden: Path, later_examples: Later, feed: Feed, payload_of: Any, key: tuple[int, int], chunk: int
+) -> None:
+    message, answer = later_examples[key]
+    server = ServerConnection()
+    feed(server, ClientConnection().handshake()[1])
+    (request,) = feed(server, [parse((golden / name_of(key[0], "request", key[1])).read_text())], chunk)
+    assert (request.api_version, request.message) == (key[1], message)
+    client = ClientConnection()
+    client._next_id = CORRELATION_ID
+    client._request(LATER_APIS[key], key[1], message, payload_of(message))
+    (response,) = feed(client, [parse((golden / name_of(key[0], "response", key[1])).read_text())], chunk)
     assert response.message == answer
     assert bytes(response.payload) == b"".join(payload_of(answer))

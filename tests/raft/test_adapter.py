@@ -53,7 +53,7 @@ def test_the_librarys_warning_of_truncation_is_not_logged(caplog):
             "truncating already-applied log entries from index %d", 1
         )
         logging.getLogger("pysyncobj.syncobj").critical("something else")
-    assert [record.message for record in caplog.records] == ["something else"]
+    assert [record.getMessage() for record in caplog.records] == ["something else"]
 
 
 def test_after_a_sleep_a_voter_first_reads_pending_messages():

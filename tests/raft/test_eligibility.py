@@ -61,6 +61,18 @@ def test_a_bootstrap_voter_of_another_cluster_is_none_here(eligibility):
     assert answer(eligibility, 2, bootstrap_voters={**VOTERS, 4: b"four"}) is None
 
 
+def test_a_first_start_names_the_voters_that_are_not_there(eligibility):
+    assert eligibility.missing_at_first_start([]) == [], "its disk may have been replaced"
+    assert eligibility.missing_at_first_start([2]) == [], "it has not responded"
+    answer(eligibility, 2)
+    assert eligibility.missing_at_first_start([2]) == [3]
+    assert eligibility.missing_at_first_start([2, 3]) == []
+    answer(eligibility, 2, is_new=False)
+    assert eligibility.missing_at_first_start([2]) == [], "no first start"
+    eligibility.become_voter(VOTERS)
+    assert eligibility.missing_at_first_start([2]) == []
+
+
 def test_a_voter_asks_for_nothing():
     voter = Eligibility(1, [2, 3], b"one", is_voter=True, bootstrap_voters=VOTERS)
     assert not voter.abstains
@@ -95,7 +107,7 @@ def test_a_cluster_does_not_begin_before_all_its_voters_are_there():
     assert world.leaders() == [(1, 1)]
 
 
-def test_a_bootstrap_voter_that_missed_the_bootstrap_votes_with_its_first_link():
+def test_a_bootstrap_voter_that_missed_the_bootstrap_votes_after_its_first_link():
     world = World(3, seeded_rng(1))
     for _ in range(2):  # all respond, but node 3 does not receive the result of the bootstrap
         world.settle(rounds=1)
@@ -106,6 +118,7 @@ def test_a_bootstrap_voter_that_missed_the_bootstrap_votes_with_its_first_link()
     assert 3 not in voters(world) or voters(world) == [1, 2, 3]
     world.link(1, 3)
     pass_time(world)
+    world.outwait()
     assert voters(world) == [1, 2, 3]
 
 

@@ -49,6 +49,10 @@ MESSAGES = [
         "directory": b"d" * 16,
         "is_new": True,
         "bootstrap_voters": ((1, b"a"), (2, b"b")),
+        "is_voter": False,
+        "term": 8,
+        "last_log_index": 9,
+        "last_log_term": 7,
     },
 ]
 

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -49,11 +50,24 @@ def test_random_schedules_notice_a_missing_rule(mutant):
         assert any(raft_fuzz.run_raft_seed(seed, plan=raft_fuzz.HARSH) is not None for seed in range(20))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_r54_full_disks_violate_nothing(seed):
+def test_r54_full_disks_violate_nothing():
     stats = Counter()
-    assert raft_fuzz.run_raft_seed(seed, steps=2_000, plan=raft_fuzz.FULL, stats=stats) is None
+    for seed in range(6):
+        assert raft_fuzz.run_raft_seed(seed, steps=2_000, plan=raft_fuzz.FULL, stats=stats) is None
     assert stats["paused"] >= 1
+
+
+def test_r59_older_copies_violate_nothing():
+    plan, stats = replace(raft_fuzz.CALM, restore=12), Counter()
+    for seed in range(6):
+        assert raft_fuzz.run_raft_seed(seed, steps=2_000, plan=plan, stats=stats) is None
+    assert stats["restored"] >= 6
+
+
+def test_r59_random_schedules_notice_a_voter_that_does_not_compare_its_log():
+    plan = replace(raft_fuzz.CALM, restore=12)
+    with without("R59-elects-any"):
+        assert any(raft_fuzz.run_raft_seed(seed, plan=plan) is not None for seed in range(30))
 
 
 def test_r54_random_schedules_notice_a_voter_that_goes_on_without_its_disk():

@@ -61,4 +61,4 @@ def test_a_schedule_breaks_what_lacks_its_rule(mutant: str) -> None:
 )
 def test_chance_finds_a_missing_rule(mutant: str) -> None:
     with without(mutant):
-        assert any(run_core_seed(seed, fsync=True) for seed in range(100))
+        assert any(run_core_seed(seed, fsync=True) for seed in range(300))

@@ -22,7 +22,7 @@ from kafkalite.errors import (
     UnknownProducerIdError,
 )
 from kafkalite.metadata.image import PartitionState
-from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP, NO_OFFSET, TopicPartition
+from kafkalite.model import EARLIEST, LATEST, MAX_PRODUCER_EPOCH, MAX_TIMESTAMP, NO_OFFSET, TopicPartition
 from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
@@ -179,6 +179,28 @@ def test_batches_outside_the_open_transaction_are_refused(leader):
         leader.part(epoch=1, verified=True)
     leader.part(producer=8, transactional=False)
     leader.plain()
+
+
+def test_s11_another_client_can_fence_an_idle_producer_but_cannot_end_or_change_an_open_transaction(leader):
+    """It needs Write on the topic only, as in Kafka: a leader does not know whose a producer id is."""
+    leader.part(verified=True)
+    for transactional in (False, True):
+        with pytest.raises((InvalidTxnStateError, ConcurrentTransactionsError)):
+            leader.part(epoch=MAX_PRODUCER_EPOCH, transactional=transactional, verified=transactional)
+    leader.part(sequence=1)
+    leader.marker()
+    committed = leader.stable
+    assert committed == leader.end, "the owner has committed"
+    with pytest.raises(InvalidTxnStateError, match="its coordinator did not confirm one"):
+        leader.part(epoch=MAX_PRODUCER_EPOCH)
+    leader.part(epoch=MAX_PRODUCER_EPOCH, transactional=False)
+    with pytest.raises(InvalidProducerEpochError):
+        leader.part(epoch=1, verified=True)
+    with pytest.raises(InvalidProducerEpochError):  # which the coordinator counts as written: nothing is open
+        leader.marker(epoch=2)
+    assert leader.stable == leader.end, "readers of committed records do not wait"
+    assert leader.log.expire_producers(NOW_MS + 100, 100) == 1
+    leader.part(epoch=1, verified=True)
 
 
 @pytest.mark.parametrize(

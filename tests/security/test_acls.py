@@ -273,6 +273,19 @@ def test_a_decision_takes_microseconds_with_ten_thousand_rules() -> None:
         (rule(name=""), "resource name"),
         (rule(name="x" * 1_025), "resource name"),
         (rule(host="\x1b[1m"), "host"),
+        (rule(host=""), "host"),
+        (rule(host="localhost"), "not a name or a network"),
+        (rule(host="10.0.0.0/8"), "not a name or a network"),
+        (rule(host="10.0.0.1 "), "not a name or a network"),
+        (rule(host="010.0.0.1"), "not a name or a network"),
+        (rule(host="0:0:0:0:0:0:0:1"), "as '::1'"),
+        (rule(host="FD00::1"), "as 'fd00::1'"),
+        (rule(host="::ffff:10.0.0.1"), "as '10.0.0.1'"),
+        (rule(host="fe80::1%eth0"), "as 'fe80::1'"),
+        (rule(name="ord\u0435rs"), "covers no topic"),
+        (rule(name="secret*", pattern=PatternType.PREFIXED), "covers no topic"),
+        (rule(name="*", pattern=PatternType.PREFIXED), "covers no topic"),
+        (rule(name=".."), "covers no topic"),
         (rule(Operation.ALTER, "other", kind=ResourceType.CLUSTER), "only resource of type Cluster"),
         (rule()._replace(operation=99), "unknown number"),
         (rule()._replace(resource_type=6), "unknown number"),
@@ -287,6 +300,10 @@ def test_a_rule_that_could_never_apply_is_refused(binding: AclBinding, reason: s
 
 def test_valid_rules_are_accepted() -> None:
     check_binding(rule())
+    check_binding(rule(name="..", pattern=PatternType.PREFIXED))
+    check_binding(rule(Operation.READ, "gr\u00fcn *", kind=ResourceType.GROUP))
+    check_binding(rule(host="10.0.0.1"))
+    check_binding(rule(host="fd00::1"))
     check_binding(rule(Operation.ALTER, CLUSTER_NAME, kind=ResourceType.CLUSTER))
     check_binding(rule(Operation.ALL, WILDCARD, principal=ANY_USER, kind=ResourceType.USER))
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kafkalite.broker.broker import Broker
+from kafkalite.broker.server.turns import PARTITIONS_PER_TURN, InTurns
 from kafkalite.errors import ErrorCode
-from kafkalite.protocol.api import APIS, CLUSTER_APIS, ApiKey
+from kafkalite.protocol.api import APIS, CLUSTER_APIS, LOGIN_APIS, ApiKey
 from kafkalite.protocol.connection import RequestError
 from kafkalite.protocol.messages import admin, data, groups, metadata
+from kafkalite.protocol.messages.security import SaslAuthenticateRequest, SaslHandshakeRequest
 from kafkalite.protocol.structs import Struct
 from kafkalite.records.builder import build_batch
+from kafkalite.security import required
 from kafkalite.security.acls import (
     ANONYMOUS,
     CLUSTER_NAME,
@@ -26,22 +31,17 @@ from kafkalite.security.acls import (
     Permission,
     ResourceType,
 )
-from kafkalite.security.required import ERRORS, REQUIRED, denials
+from kafkalite.security.oauth import OauthClient
+from kafkalite.security.required import ERRORS
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from kafkalite.testing import Cluster
 from kafkalite.testing.wire import WireClient
-from proof.example_messages import example
+from proof.authorization_matrix import USER, cases, needs, request_of
 
 TOPIC, GROUP = ResourceType.TOPIC, ResourceType.GROUP
-#: The requests of clients that need a permission.
-GUARDED = sorted(key for key in APIS if key not in CLUSTER_APIS and REQUIRED[key].needs)
-
-
-class _Nobody:
-    def allows(self, _operation: Operation, _resource_type: ResourceType, _name: str) -> bool:
-        return False
-
-    def allows_on_any(self, _operation: Operation, _resource_type: ResourceType) -> bool:
-        return False
+REFUSALS = {int(code) for code in ERRORS.values()}
+#: Refused to super users: these need a proof of the cluster's secret.
+WITH_SECRET = CLUSTER_APIS | {ApiKey.CONTROLLED_SHUTDOWN, ApiKey.ELECT_LEADERS}
 
 
 def rule(
@@ -71,34 +71,63 @@ def running() -> Broker:
     return Broker(listeners="inproc://", log_dirs="/b", filesystem=MemoryFileSystem())
 
 
-async def answer(request: Any, authorizer: Authorizer | None) -> set[int]:
-    """Return the error codes of a new broker's response."""
-    async with Broker(listeners="inproc://", log_dirs="/b", filesystem=MemoryFileSystem()) as broker:
-        broker._dispatcher.authorizer = authorizer
-        async with WireClient(broker.address) as wire:
-            return set(codes(await wire.call(request)))
+async def test_the_matrix_over_sockets(tmp_path: Path) -> None:
+    """Each API under each of the rules, by users that log in over TCP, and as a super user. Requests of nodes
+    are refused to all of them (S10)."""
+    pytest.importorskip("jwt")
+    from proof.token_issuer import AUDIENCE, Issuer
 
+    issuer = Issuer()
+    (tmp_path / "keys").write_bytes(issuer.key_set)
+    cluster = Cluster(
+        transport="tcp",
+        security_protocol="SASL_PLAINTEXT",
+        sasl_enabled_mechanisms="SCRAM-SHA-512,OAUTHBEARER",
+        sasl_allow_plain_without_tls=True,
+        sasl_oauthbearer_jwks_endpoint_url=str(tmp_path / "keys"),
+        sasl_oauthbearer_expected_audience=AUDIENCE,
+        authorizer_class_name="StandardAuthorizer",
+        super_users="User:client;User:boss",
+    )
 
-@pytest.mark.parametrize("key", GUARDED, ids=lambda key: ApiKey(key).name)
-async def test_every_request_passes_the_table(key: int) -> None:
-    """Without rules, with the right ones, with one of them denied, and as a super user."""
-    message = example(APIS[key].request)
-    if key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
-        message = message._replace(subscribed_pattern=None)
-    if key == ApiKey.METADATA:
-        message = message._replace(allow_auto_topic_creation=False)
-    needed = denials(key, message, _Nobody())
-    assert needed
-    refusals = {int(ERRORS[one.resource_type]) for one in needed}
-    open_answer = await answer(message, None)
-    right = [rule(*one) for one in needed]
-    assert await answer(message, Authorizer(right)) == open_answer
-    assert await answer(message, Authorizer(super_users=[ANONYMOUS])) == open_answer
-    wrong = [[], [one._replace(principal="User:bob") for one in right]]
-    wrong += [[*right, one._replace(permission=Permission.DENY)] for one in right]
-    for rules in wrong:
-        found = await answer(message, Authorizer(rules))
-        assert found & refusals and found <= refusals | {0}
+    async def codes_of(user: str, message: Any) -> set[int]:
+        async with WireClient(cluster.broker.addresses[0]) as wire:
+            await wire.call(SaslHandshakeRequest("OAUTHBEARER"))
+            token = OauthClient(issuer.token(user)).first()
+            assert (await wire.call(SaslAuthenticateRequest(token))).error_code == 0
+            return set(codes(await wire.call(message)))
+
+    planned = {
+        (key, f"{ApiKey(key).name}-{number}"): case
+        for key in APIS.keys() - LOGIN_APIS
+        for number, case in enumerate(cases(key))
+    }
+    rules = list(
+        dict.fromkeys(
+            one._replace(principal=f"User:{user}") if one.principal == USER else one
+            for (_, user), case in planned.items()
+            for one in case.rules
+        )
+    )
+    wrong: list[str] = []
+    async with cluster:
+        async with cluster.admin() as admin:
+            for first in range(0, len(rules), 100):
+                await admin.create_acls(rules[first : first + 100])
+        open_answers = {key: await codes_of("boss", request_of(key)) for key in APIS.keys() - LOGIN_APIS}
+        for (key, user), case in planned.items():
+            message = request_of(key)
+            refusals = {int(ERRORS[one.resource_type]) for one in needs(key, message)}
+            found = await codes_of(user, message)
+            if case.is_allowed or key in CLUSTER_APIS:
+                is_right = found & REFUSALS == open_answers[key] & REFUSALS
+            else:
+                is_right = bool(found & refusals) and found <= refusals | {0}
+            if not is_right:
+                wrong.append(f"{user} {case.name!r}: {found}, as a super user {open_answers[key]}")
+    assert not wrong, "\n".join(wrong)
+    assert {key for key, found in open_answers.items() if found & REFUSALS} == WITH_SECRET
+    assert len(planned) > 4 * len(open_answers), "the matrix is there"
 
 
 async def produced(wire: WireClient, *topics: str) -> list[int]:
@@ -117,9 +146,8 @@ async def test_produce_and_fetch_refuse_single_topics(caplog: pytest.LogCaptureF
         refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         assert await produced(wire, "mine", "secret", "missing") == [0, refused, refused]
         assert [record.getMessage() for record in caplog.records if record.name == "kafkalite.audit"] == [
-            f"request denied principal=User:ANONYMOUS host=inproc operation=Write resource_type=Topic"
-            f" resource={topic}"
-            for topic in ("secret", "missing")
+            "request denied principal=User:ANONYMOUS host=inproc api=PRODUCE operation=Write"
+            " resource_type=Topic resource=secret count=2"
         ]
         asked = [data.FetchPartition(name, 0, -1, 0, 1000) for name in ("secret", "mine")]
         found = (await wire.call(data.FetchRequest(0, 1, 2000, 0, asked))).partitions
@@ -136,6 +164,77 @@ async def test_produce_and_fetch_refuse_single_topics(caplog: pytest.LogCaptureF
         ]
         authorizer.update(removed=rules)
         assert await produced(wire, "mine") == [refused], "an open connection, too"
+
+
+async def test_a_request_for_thousands_of_topics_that_are_refused_has_few_lines_in_the_audit_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Otherwise a client without any permission fills the disk, and keeps all others waiting."""
+    count, refused = 5_000, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    async with running() as broker, WireClient(broker.address) as wire:
+        broker._dispatcher.authorizer = Authorizer([])
+        names = [f"t{number}" for number in range(count)]
+        described = await wire.call(metadata.MetadataRequest(names, False))
+        assert [one.error_code for one in described.topics] == [refused] * count
+        asked = [data.FetchPartition(name, 0, -1, 0, 1000) for name in names]
+        fetched = await wire.call(data.FetchRequest(0, 1, 2000, 0, asked))
+        assert [one.error_code for one in fetched.partitions] == [refused] * count
+        sent = [data.ProducePartition(name, 0, 0) for name in names]
+        appended = await wire.call(data.ProduceRequest(-1, 1000, None, sent))
+        assert [one.error_code for one in appended.partitions] == [refused] * count
+        lines = [record.getMessage() for record in caplog.records if record.name == "kafkalite.audit"]
+        assert sum(int(line.rpartition("count=")[2]) for line in lines) == 3 * count
+        assert len(lines) <= 1 + 2 * math.ceil(count / PARTITIONS_PER_TURN)
+
+
+async def test_refusals_of_ten_thousand_long_names_fit_in_a_response() -> None:
+    """A text of each, which repeats the name, made the response too large: UNKNOWN_SERVER_ERROR."""
+    names = [f"{number:0240}" for number in range(10_000)]
+    async with running() as broker, WireClient(broker.address) as wire:
+        broker._dispatcher.authorizer = Authorizer([])
+        described = (await wire.call(metadata.MetadataRequest(names, False))).topics
+        assert [one.name for one in described] == names
+        assert {one.error_code for one in described} == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+        assert described[0].error_message.count(names[0]) == 2, "the refusal and the command"
+        assert described[99].error_message == "not allowed, like the first 10 topics"
+        assert described[100].error_message is None
+
+
+async def test_s24_rules_for_many_names_are_checked_in_steps_and_requests_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[int] = []
+    called: list[int] = []
+    take_step = InTurns._next
+    monkeypatch.setattr(InTurns, "_next", lambda self: (steps.append(1), take_step(self)))
+    monkeypatch.setattr(required, "NAMES_PER_TURN", 10)
+    names = [f"t{number}" for number in range(35)]
+    async with running() as broker, WireClient(broker.address) as wire:
+        dispatcher = broker._dispatcher
+        call = dispatcher._call
+        monkeypatch.setattr(
+            dispatcher,
+            "_call",
+            lambda request, client: (called.append(request.api_key), call(request, client))[1],
+        )
+        everything = AclBinding(TOPIC, PatternType.LITERAL, WILDCARD, ANONYMOUS, "*", 2, Permission.ALLOW)
+        dispatcher.authorizer = Authorizer([everything])
+        wire.send(admin.CreateTopicsRequest(0, False, [admin.NewTopic(name, 1, 1, {}) for name in names]))
+        wire.send(metadata.MetadataRequest(None, False))
+        created, listed = [(await wire.response()).message for _ in range(2)]
+        assert [one.error_code for one in created.topics] == [0] * 35
+        assert len(listed.topics) == 35, "the second request was served after the first one"
+        assert called == [ApiKey.CREATE_TOPICS, ApiKey.METADATA]
+        assert len(steps) == 3 + 3, "after the first step: three for names to create, three for those listed"
+        dispatcher.authorizer = Authorizer([])
+        refused: RequestError = await wire.call(
+            data.ListOffsetsRequest(0, [data.ListOffsetsPartition(name, 0, -1, -1) for name in names])
+        )
+        assert refused.error_message is not None and "34 more resources" in refused.error_message
+        dispatcher.authorizer = Authorizer([rule(Operation.DESCRIBE, TOPIC, "t7")])
+        steps.clear()
+        assert [one.name for one in (await wire.call(metadata.MetadataRequest(None, False))).topics] == ["t7"]
+        assert len(steps) == 3
 
 
 async def test_a_fetch_that_waits_ends_when_its_rule_is_removed() -> None:
@@ -191,4 +290,7 @@ async def test_a_refusal_names_principal_operation_resource_and_remedy(
         "request denied principal=User:ANONYMOUS host=inproc api=CREATE_TOPICS operation=Create"
         " resource_type=Topic resource=t0 count=5"
     )
-    assert allowed == "request allowed principal=User:ANONYMOUS host=inproc api=CREATE_TOPICS"
+    assert allowed == (
+        "request allowed principal=User:ANONYMOUS host=inproc api=CREATE_TOPICS resource=t0"
+        " change=1 partitions, 1 replicas count=5"
+    )

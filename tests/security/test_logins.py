@@ -13,13 +13,17 @@ import pytest
 
 import kafkalite
 import kafkalite.sync
+from kafkalite.broker.server import logins
 from kafkalite.broker.server.server import HANDSHAKE_DEADLINE_MS
 from kafkalite.client.cluster.login import Login
 from kafkalite.errors import ConfigError, ErrorCode, SaslAuthenticationError
-from kafkalite.protocol.messages.metadata import MetadataRequest
+from kafkalite.model import DEFAULT_ENTITY, QuotaEntity
+from kafkalite.protocol import codec
+from kafkalite.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest
 from kafkalite.protocol.messages.security import SaslAuthenticateRequest, SaslHandshakeRequest
+from kafkalite.security import plain
 from kafkalite.security.plain import PlainClient
-from kafkalite.security.scram import Mechanism, ScramClient
+from kafkalite.security.scram import DEFAULT_ITERATIONS, Credential, Mechanism, ScramClient
 from kafkalite.testing import Cluster
 from kafkalite.testing.wire import WireClient
 from proof.waiting import eventually
@@ -29,6 +33,7 @@ REFUSED = ErrorCode.SASL_AUTHENTICATION_FAILED
 ILLEGAL = ErrorCode.ILLEGAL_SASL_STATE
 SHA_256 = Mechanism.SCRAM_SHA_256
 METADATA = MetadataRequest([], False)
+PLAIN_MESSAGE = PlainClient("alice", PASSWORD).first()
 
 
 def settings(**more: Any) -> dict[str, Any]:
@@ -95,6 +100,38 @@ async def test_only_a_login_is_served_before_it(cluster: Cluster) -> None:
         await closed_after(wire, (await wire.response()).message, ILLEGAL)
 
 
+async def test_the_body_of_a_request_before_the_login_is_not_decoded(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise 64 KiB from anybody would cost the broker 20 ms, more than a login."""
+    decoded: list[type] = []
+
+    def decode(struct: Any, body: Any) -> Any:
+        decoded.append(struct)
+        return decode_body(struct, body)
+
+    decode_body = codec.decode_body
+    monkeypatch.setattr(codec, "decode_body", decode)
+    async with WireClient(cluster.broker.addresses[0]) as wire:
+        decoded.clear()
+        wire.send(MetadataRequest([""] * 60_000, False))
+        refused = (await wire.response()).message
+        assert refused.error_code == ILLEGAL
+        assert "security.protocol" in refused.error_message
+        assert MetadataRequest not in decoded
+
+
+async def test_requests_that_arrive_with_the_login_are_served_after_it(cluster: Cluster) -> None:
+    async with WireClient(cluster.broker.addresses[0]) as wire:
+        wire.send_raw(
+            wire.encode(SaslHandshakeRequest("PLAIN"))
+            + wire.encode(SaslAuthenticateRequest(PLAIN_MESSAGE))
+            + b"".join(wire.encode(METADATA) for _ in range(3))
+        )
+        for _ in range(5):
+            assert (await wire.response()).message.error_code == 0
+
+
 async def test_a_frame_before_the_login_is_small(cluster: Cluster) -> None:
     async with WireClient(cluster.broker.addresses[0]) as wire:
         wire.send(SaslHandshakeRequest(SHA_256.label))
@@ -105,6 +142,33 @@ async def test_a_frame_before_the_login_is_small(cluster: Cluster) -> None:
         await log_in(wire, scram())
         names = [f"{number:0200}" for number in range(1_000)]
         assert (await wire.call(MetadataRequest(names, False))).error_code == 0
+
+
+async def test_a_flood_before_the_login_delays_no_login(cluster: Cluster) -> None:
+    """S16: requests without a user are charged to no quota; otherwise all logins would wait for it."""
+    async with cluster.admin(**cluster.login("alice")) as admin:
+        await admin.alter_client_quotas(QuotaEntity(DEFAULT_ENTITY), {"request_percentage": 0.01})
+    async with (
+        WireClient(cluster.broker.addresses[0]) as flood,
+        WireClient(cluster.broker.addresses[0]) as good,
+    ):
+        for _ in range(100):
+            flood.send(ApiVersionsRequest("flood", "1"))
+        assert {(await flood.response()).throttle_ms for _ in range(100)} == {0}
+        for request in (SaslHandshakeRequest("PLAIN"), SaslAuthenticateRequest(PLAIN_MESSAGE)):
+            good.send(request)
+        handshake, login = await good.response(), await good.response()
+        assert (handshake.throttle_ms, login.message.error_code) == (0, 0)
+        assert login.throttle_ms > 0, "the work of a login is charged to its user"
+
+
+async def test_changes_with_the_secret_of_the_cluster_are_audited(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kafkalite.audit")
+    await cluster.add_user("bob", PASSWORD)
+    assert "request allowed principal=cluster.secret" in caplog.text
+    assert "api=ALTER_USER_SCRAM_CREDENTIALS resource=bob change=set SCRAM-SHA-256 count=2" in caplog.text
 
 
 async def test_a_peer_that_does_not_log_in_is_closed(cluster: Cluster) -> None:
@@ -204,6 +268,57 @@ async def test_an_unknown_user_and_a_wrong_password_look_the_same(cluster: Clust
     assert found[0].error_code == REFUSED
 
 
+async def test_a_password_costs_the_same_whatever_the_user_has(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7: the time of PLAIN does not reveal users with one mechanism. The work is that of PBKDF2."""
+    async with cluster.admin() as admin:
+        for label in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+            await admin.set_user_password(label, PASSWORD, mechanisms=[label])
+        await admin.set_user_password("both", PASSWORD)
+    work: list[tuple[Mechanism, int]] = []
+    derive = plain.salted_password
+
+    def counted(mechanism: Mechanism, password: str, salt: bytes, iterations: int) -> bytes:
+        work.append((mechanism, iterations))
+        return derive(mechanism, password, salt, iterations)
+
+    monkeypatch.setattr(plain, "salted_password", counted)
+    costs = []
+    for name, is_user in (
+        ("SCRAM-SHA-256", True),
+        ("SCRAM-SHA-512", True),
+        ("both", True),
+        ("nobody", False),
+    ):
+        for password in (PASSWORD, "wrong"):
+            work.clear()
+            async with WireClient(cluster.broker.addresses[0]) as wire:
+                response = await log_in(wire, PlainClient(name, password), "PLAIN")
+            assert response.error_code == (0 if is_user and password == PASSWORD else REFUSED)
+            costs.append(list(work))
+    assert costs == [[(mechanism, DEFAULT_ITERATIONS) for mechanism in Mechanism]] * 8
+
+
+async def test_the_first_response_of_scram_costs_the_same_for_a_known_user(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7: its time does not reveal which users exist. Work that only unknown users cause can be measured."""
+    work: list[str] = []
+    made = logins.decoy_credential
+
+    def counted(decoy: Credential, username: str) -> Credential:
+        work.append(username)
+        return made(decoy, username)
+
+    monkeypatch.setattr(logins, "decoy_credential", counted)
+    for name in ("alice", "nobody"):
+        async with WireClient(cluster.broker.addresses[0]) as wire:
+            await wire.call(SaslHandshakeRequest(SHA_256.label))
+            assert (await authenticate(wire, scram(name).first())).error_code == 0
+    assert work == ["alice", "nobody"]
+
+
 async def test_an_unknown_user_gets_the_salt_of_a_user_each_time(cluster: Cluster) -> None:
     """Two attempts get the same salt and number of iterations, as for a user that exists."""
     salts = []
@@ -300,6 +415,8 @@ async def test_secrets_are_in_no_log_and_no_repr(cluster: Cluster, caplog: pytes
         await wire.call(SaslHandshakeRequest("PLAIN\n"))
     text = caplog.text + repr(cluster.broker.config)
     assert "login refused" in text and "client logged in" in text
+    for mechanism in ("SCRAM-SHA-512", "PLAIN"):
+        assert f"mechanism={mechanism} user=alice reason=" in text, "the audit log names the claimed user"
     stored = [c.stored_key for c in cluster.broker.image.credentials.values()]
     for secret in (
         PASSWORD,
@@ -362,20 +479,20 @@ async def test_a_connection_keeps_its_user_and_mechanism(cluster: Cluster) -> No
 
 async def test_a_client_logs_in_again_by_itself() -> None:
     """KIP-368: the connection stays, with requests in flight."""
-    from kafkalite.client.cluster import connection
+    from kafkalite.client.cluster import login
 
     async with Cluster(**settings(connections_max_reauth_ms=10_000)) as cluster:
         await cluster.create_topic("orders")
         steps: list[Any] = []
         begin = Login.steps
 
-        def counted(self: Login) -> Any:
+        def counted(self: Login, exchange: Any) -> Any:
             steps.append(self)
-            return begin(self)
+            return begin(self, exchange)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Login, "steps", counted)
-            patch.setattr(connection, "RENEWAL_FACTOR", 0.01)
+            patch.setattr(login, "RENEWAL_FACTOR", 0.01)
             async with cluster.producer() as producer:
                 await producer.send("orders", b"x")
                 accepted = cluster.broker.statistics().connections_accepted
@@ -383,6 +500,32 @@ async def test_a_client_logs_in_again_by_itself() -> None:
                 while len(steps) < count + 6:
                     await producer.send("orders", b"x")
                 assert cluster.broker.statistics().connections_accepted == accepted
+
+
+@pytest.mark.parametrize("lifetime_ms", [-(2**63), -1, 2**63 - 1])
+async def test_an_absurd_lifetime_of_a_session_is_bounded(lifetime_ms: int) -> None:
+    """A false server must not make a client log in without end, or fail."""
+    begin = Login.steps
+    count = 0
+
+    def lying(self: Login, exchange: Any) -> Any:
+        nonlocal count
+        count += 1
+        yield from begin(self, exchange)
+        return lifetime_ms
+
+    async with Cluster(**settings()) as cluster:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Login, "steps", lying)
+            async with cluster.admin() as admin:
+                before = count
+                for _ in range(20):
+                    await admin.list_topics()
+                assert count == before
+                connection = admin._cluster._connections()[0]
+                assert connection._renewal is not None
+                delay_s = connection._renewal.when() - asyncio.get_running_loop().time()
+                assert 0.5 < delay_s < 24 * 3600
 
 
 async def test_a_client_whose_session_ended_connects_again() -> None:
@@ -398,6 +541,16 @@ async def test_a_client_whose_session_ended_connects_again() -> None:
 
 
 # --- clients
+
+
+async def test_a_login_that_the_listener_does_not_require_is_one_clear_error() -> None:
+    """Its hint does not blame a limit of connections."""
+    async with kafkalite.Broker() as broker:
+        login = {"sasl_username": "alice", "sasl_password": PASSWORD}
+        with pytest.raises(SaslAuthenticationError, match="requires no login: set security") as caught:
+            async with kafkalite.Admin(broker.address, security_protocol="SASL_PLAINTEXT", **login):
+                pass
+    assert caught.value.hint == ""
 
 
 @pytest.mark.parametrize(

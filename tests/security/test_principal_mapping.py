@@ -47,7 +47,10 @@ def test_the_rules_of_kafkas_documentation(name: str, principal: str) -> None:
         ("RULE:^CN=(.*?),OU=KAFKA.*$/$1/U", SERVICE, "User:KAFKA-SERVER1"),
         (r"RULE:^CN=(a\/b),.*$/\$1\/$1/", "CN=a/b,O=x", "User:$1/a/b"),
         ("RULE:^CN=(x)?.*$/$1/", "CN=admin", None),  # an empty name is not a principal
+        ("DEFAULT", "", None),  # a certificate without a subject is not one without a certificate
         ("RULE:^CN=(.*)$/$1/", "CN=admin\n", None),
+        ("RULE:^CN=(.*)$/$1/", "CN=ANONYMOUS", None),  # reserved
+        ("RULE:^CN=(.*)$/$1/", "CN=*", None),
         ("RULE:^CN=(.*)$/$1/,DEFAULT", "CN=a\nb", "User:CN=a\nb"),
         ("RULE:^CN=(\\d{1,3}),.*$/n$1/", "CN=12,O=x", "User:n12"),
     ],

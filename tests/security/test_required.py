@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from kafkalite.broker.server.turns import finished
 from kafkalite.protocol.api import APIS, CLUSTER_APIS, LOGIN_APIS, ApiKey
 from kafkalite.protocol.messages.metadata import MetadataRequest
 from kafkalite.protocol.structs import Struct
 from kafkalite.security import required
-from kafkalite.security.acls import (
-    CLUSTER_NAME,
-    OPERATIONS,
-    WILDCARD,
-    AclBinding,
-    Authorizer,
-    Operation,
-    PatternType,
-    Permission,
-    ResourceType,
-)
-from kafkalite.security.required import ERRORS, REQUIRED, Denial, denials, permitted, visible
+from kafkalite.security.acls import CLUSTER_NAME, OPERATIONS, Authorizer, Operation, ResourceType
+from kafkalite.security.required import ERRORS, REQUIRED, Denial
 from proof.authorization_document import PAGE, render_page
+from proof.authorization_matrix import USER, Recorder, cases, request_of, rule
 from proof.example_messages import example
 
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
@@ -50,19 +42,16 @@ NOT_NAMING = {"software_name", "key", "subscribed_pattern", "assignor"}
 ids = pytest.mark.parametrize("key", sorted(APIS), ids=lambda key: ApiKey(key).name)
 
 
-@dataclass
-class Recorder:
-    """An Access with fixed answers, which records the questions."""
+def denials(*arguments: Any) -> list[Denial] | None:
+    return finished(required.denials(*arguments))
 
-    answer: bool = False
-    asked: set[tuple[Operation, ResourceType, str]] = field(default_factory=set)
 
-    def allows(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        self.asked.add((operation, resource_type, name))
-        return self.answer
+def permitted(*arguments: Any) -> Any:
+    return finished(required.permitted(*arguments))
 
-    def allows_on_any(self, operation: Operation, resource_type: ResourceType) -> bool:
-        return self.answer
+
+def visible(*arguments: Any) -> Any:
+    return finished(required.visible(*arguments))
 
 
 @dataclass
@@ -70,7 +59,7 @@ class Of:
     """The Access of one principal under an authoriser."""
 
     authorizer: Authorizer
-    principal: str = "User:alice"
+    principal: str = USER
 
     def allows(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         return self.authorizer.allows(self.principal, "10.0.0.1", operation, resource_type, name)
@@ -174,49 +163,18 @@ def test_every_name_in_a_message_is_known_to_these_tests() -> None:
     assert suspicious - set(NAMING) - NOT_NAMING - structs - timeouts == set()
 
 
-def right_rules(key: int, message: Any) -> list[AclBinding]:
-    """Return the rules that allow exactly what the message needs."""
-    nobody = Recorder()
-    found = denials(key, message, nobody)
-    assert found is not None
-    return [rule(one) for one in found]
-
-
-def rule(denial: Denial, permission: Permission = Permission.ALLOW, user: str = "User:alice") -> AclBinding:
-    operation, resource_type, name = denial
-    return AclBinding(resource_type, PatternType.LITERAL, name, user, WILDCARD, operation, permission)
-
-
 @ids
 def test_the_matrix_of_rules(key: int) -> None:
     """Each API under no rule, wrong rules, the right ones, allowed and denied, and as a super user."""
-    message = example(APIS[key].request)
-    if key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
-        message = message._replace(subscribed_pattern=None)  # its rule would cover the topics, too
-    right = right_rules(key, message)
-
-    def allowed(rules: list[AclBinding], *super_users: str) -> bool:
-        return denials(key, message, Of(Authorizer(rules, super_users=super_users))) == []
-
-    assert allowed(right)
-    assert allowed([], "User:alice")
-    if not right:
-        return
-    assert not allowed([])
-    assert not allowed([one._replace(principal="User:bob") for one in right])
-    assert not allowed([one._replace(name=f"{one.name}-other") for one in right])
-    for index, one in enumerate(right):
-        others = right[:index] + right[index + 1 :]
-        assert not allowed(others), f"{one} is needed"
-        wrong = next(op for op in Operation if op not in (one.operation, Operation.ALL, Operation.READ))
-        if one.operation != Operation.DESCRIBE:
-            assert not allowed([*others, one._replace(operation=wrong)])
-        assert not allowed([*right, one._replace(permission=Permission.DENY)])
-        assert allowed([*right, one._replace(permission=Permission.DENY)], "User:alice")
+    message = request_of(key)
+    for case in cases(key):
+        found = denials(key, message, Of(Authorizer(case.rules)))
+        assert (found == []) == case.is_allowed, case
+        assert denials(key, message, Of(Authorizer(case.rules, super_users=[USER]))) == [], case
 
 
 def test_another_permission_may_suffice() -> None:
-    def allowed(key: ApiKey, message: Any, *rules: AclBinding) -> bool:
+    def allowed(key: ApiKey, message: Any, *rules: Any) -> bool:
         return denials(key, message, Of(Authorizer(rules))) == []
 
     create = example(APIS[ApiKey.CREATE_TOPICS].request)

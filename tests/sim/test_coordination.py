@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC
+from kafkalite.broker.coordination.internal_topics import GROUP
 from kafkalite.client.admin.admin import Admin
 from kafkalite.errors import CommitFailedError
 from kafkalite.groups.record_codec import OFFSET, record
-from kafkalite.model import TopicPartition
+from kafkalite.model import OFFSETS_TOPIC, TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import stamp
@@ -130,7 +130,7 @@ class FakeConsumer:
 
 
 def test_two_members_that_own_a_partition_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D1; but not if one of them was expelled, whether it has received that or not."""
+    """D1; but not if the owner or the claimant was expelled, whether it has received that or not."""
     with Simulation(1) as simulation:
         watcher = coordination(simulation)
         members = {"a": None, "b": None}
@@ -142,7 +142,9 @@ def test_two_members_that_own_a_partition_are_found(monkeypatch: pytest.MonkeyPa
         del members["b"]
         first.is_lost = False
         watcher.on_assigned("g1.1", first, [KEY])  # type: ignore[arg-type]
+        watcher.on_assigned("g2.1", second, [KEY])  # type: ignore[arg-type]
         assert simulation.violations == []
+        members["b"] = None
         watcher.on_assigned("g2.1", second, [KEY])  # type: ignore[arg-type]
         assert [violation.check for violation in simulation.violations] == ["D1"]
 

@@ -100,6 +100,34 @@ def test_a_paused_process_goes_on_where_it_was() -> None:
     assert ticks[5] - ticks[4] >= 5_000
 
 
+def test_a_busy_process_has_one_turn_at_a_time_and_none_while_it_is_paused() -> None:
+    turns = 0
+
+    async def spin() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def story(simulation: Simulation) -> None:
+        host = simulation.host("a")
+        host.run(spin())
+        await asyncio.sleep(0.001)
+        assert turns > 10
+        active = simulation.loop._active
+        assert len(active) == len(set(active))
+        host.pause()
+        paused_at = turns
+        await asyncio.sleep(0.001)
+        assert turns == paused_at
+        host.resume()
+        await asyncio.sleep(0.001)
+        assert turns > paused_at + 10
+
+    with Simulation(1) as simulation:
+        simulation.run(story(simulation))
+
+
 def test_a_deadlock_is_raised() -> None:
     with Simulation(1) as simulation, pytest.raises(Deadlock):
         simulation.run(asyncio.Event().wait())

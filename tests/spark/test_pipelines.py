@@ -15,6 +15,7 @@ from quickstart import quickstart
 
 from kafkalite.cli.app import run
 from kafkalite.client.blocking.admin import Admin
+from kafkalite.client.blocking.producer import Producer
 from kafkalite.testing import SyncCluster
 from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines import files, frames, runner
@@ -153,6 +154,26 @@ def test_a_check_queries_files_of_a_run_without_rows(
     file = plain(tmp_path, new_topic_on("orders"), sink)
     report = runner.execute(spark, file, Setting(broker.bootstrap_servers, checkpoint))
     assert [(each.name, each.holds) for each in report.findings] == [("empty", True)]
+
+
+def test_settings_of_tls_and_the_login_reach_queries_and_checks(
+    spark: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    """The brokers require a login of all clients: source, sink, and both kinds of checks."""
+    pytest.importorskip("cryptography")
+    with SyncCluster(transport="tcp", security_protocol="SASL_SSL") as secured:
+        for topic in ("orders", "copies"):
+            secured.create_topic(topic)
+        sink = 'from = "source"\ntopic = "copies"\n[check]\npython = "check.py:check"\n'
+        sink += '[check.sql]\nsum = "SELECT sum(id) = 3 FROM output"\n'
+        code = 'def check(run):\n    run.equal("ids", {row["id"]: 1 for row in run.rows()}, {3: 1})\n'
+        (tmp_path / "check.py").write_text(code)
+        security = {name.replace("_", "."): text for name, text in secured.client_settings.items()}
+        setting = Setting(secured.bootstrap_servers, checkpoint, security=security)
+        with Producer(config=setting.client_settings) as producer:
+            producer.send("orders", b'{"id": 3, "country": "US"}').result(20)
+        report = runner.execute(spark, plain(tmp_path, "orders", sink), setting)
+    assert [each.holds for each in report.findings] == [True, True], report.findings
 
 
 def test_donut_revenue(spark: Any, own_broker: SyncCluster) -> None:

@@ -20,6 +20,7 @@ from kafkalite.errors import (
 )
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.api import ApiKey
+from kafkalite.protocol.messages.metadata import TopicMetadata
 from kafkalite.records.batch import iter_batches
 from kafkalite.testing import SyncCluster, drop_next
 from sparkbridge.brokers import brokers as brokers_module
@@ -257,17 +258,19 @@ def test_one_lagging_broker_does_not_make_a_topic_missing(
     three: SyncCluster, replicated: str, lag: str
 ) -> None:
     """Its response alone would fail the query, or with failOnDataLoss=false skip existing records."""
+    lagged: list[str] = []
 
     def lagging(_request: Any, proceed: Any, _clock: Any) -> Any:
-        answer = proceed()
-        for topic in answer.message.topics:
+        def older(topic: TopicMetadata) -> TopicMetadata:
             if lag == "no topic":
-                topic.error_code, topic.partitions = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), []
-            elif lag == "an older topic":
-                topic.topic_id = "0" * 32
-            else:
-                del topic.partitions[3:]
-        return answer
+                return topic._replace(error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), partitions=[])
+            if lag == "an older topic":
+                return topic._replace(topic_id="0" * 32)
+            return topic._replace(partitions=topic.partitions[:3])
+
+        answer = proceed()
+        lagged.append(lag)
+        return answer._replace(message=answer.message._replace(topics=[*map(older, answer.message.topics)]))
 
     servers = three.bootstrap_servers.split(",")
     options = SourceOptions.parse(
@@ -289,5 +292,7 @@ def test_one_lagging_broker_does_not_make_a_topic_missing(
             spark = SparkCluster(options.client)
             assert ask(spark, options) == known
             spark.close()
+            assert lagged, "no response was older"
+            lagged.clear()
     finally:
         three.intercept(ApiKey.METADATA, None, node_id=1)

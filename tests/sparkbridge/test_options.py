@@ -193,7 +193,19 @@ def test_an_option_of_the_source_is_parsed(name: str, text: str, where: str, val
         ("kafka.fetch.max.bytes", ["0", "many"]),
         (
             "kafka.bootstrap.servers",
-            ["", ",", "host", "host:", "host:0", "host:70000", "inproc://x", "a b:1"],
+            [
+                "",
+                ",",
+                "host",
+                "host:",
+                "host:0",
+                "host:70000",
+                "inproc://x",
+                "a b:1",
+                "a..b:1",
+                "a" * 64 + ":1",
+                "h\udcff:1",
+            ],
         ),
     ],
 )
@@ -332,7 +344,6 @@ def test_commits_need_a_group() -> None:
         "kafka.interceptor.classes",
         "kafka.sasl.jaas.config",
         "kafka.ssl.keystore.password",
-        "kafka.security.protocol",
     ],
 )
 def test_options_that_the_source_sets_itself_are_refused(name: str) -> None:
@@ -352,7 +363,7 @@ def test_options_that_the_source_sets_itself_are_refused(name: str) -> None:
         "kafka.partitioner.class",
         "kafka.partitioner",
         "kafka.transactional.id",
-        "kafka.sasl.mechanism",
+        "kafka.sasl.jaas.config",
     ],
 )
 def test_options_that_the_sink_sets_itself_are_refused(name: str) -> None:
@@ -399,6 +410,7 @@ def test_settings_of_the_client_pass_through() -> None:
     assert (client.client_id, client.request_timeout_ms) == ("me", 7000)
     assert client.consumer == {"request.timeout.ms": "7000", "fetch.max.bytes": "1000"}
     assert client.producer == {}
+    assert client.security == {"security.protocol": "PLAINTEXT"}
 
 
 def test_a_setting_in_milliseconds_may_have_a_unit() -> None:

@@ -137,4 +137,4 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 @pytest.fixture
 def torn_tail_cuts(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
     """Return the log events about cut tails so far."""
-    yield lambda: [record.message for record in caplog.records if "torn tail cut" in record.message]
+    yield lambda: [record.getMessage() for record in caplog.records if "torn tail cut" in record.getMessage()]

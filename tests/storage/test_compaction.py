@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from kafkalite.errors import (
     CorruptBatchError,
     CorruptLogError,
+    DiskFullError,
     LogOfflineError,
     OutOfOrderSequenceNumberError,
 )
@@ -816,7 +817,9 @@ def test_a_truncation_voids_the_compaction_points_above_it() -> None:
     assert stored(log) == [(9, b"a", b"x")]
 
 
-def test_r26_a_swap_that_fails_half_way_takes_the_log_offline() -> None:
+@pytest.mark.parametrize("error", [OSError("no such device"), DiskFullError("full")])
+def test_r26_a_swap_that_fails_half_way_takes_the_log_offline(error: Exception) -> None:
+    """R55: after a lack of space until the log is opened again, which completes the swap."""
     log = new_log()
     for number in range(10):
         put(log, (b"a", b"%d" % number + bytes(300)))
@@ -831,8 +834,9 @@ def test_r26_a_swap_that_fails_half_way_takes_the_log_offline() -> None:
     assert log.begin_swap(step) is step
     step.is_decided = True
     with pytest.raises(LogOfflineError):
-        log.finish_swap(step, OSError("no such device"))
+        log.finish_swap(step, error)
     steps.close()
+    assert log.must_reopen == isinstance(error, DiskFullError)
     assert log.offline_reason is not None
     assert stored(log) == expected
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -466,7 +467,7 @@ def test_r25_unknown_directories_are_left_alone_and_reported_once(
     store = open_store(fs, wanted={TRADES: WANTED[TRADES]})
     store.load({})
     assert store.unknown_directories == [f"{IDS[0]}-0"]
-    assert sum("unknown directory" in record.message for record in caplog.records) == 1
+    assert sum("unknown directory" in record.getMessage() for record in caplog.records) == 1
     store.close()
     store = open_store(fs)
     assert get(store).log_end_offset == 3
@@ -540,6 +541,31 @@ def test_a_log_deleted_in_an_earlier_session_is_removed_at_the_start(
     open_store(fs, wanted={})
     assert f"{IDS[0]}-0.deleted" not in fs.list_dir(PATH)
     assert "not-ours.deleted" in fs.list_dir(PATH)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_log_that_is_created_and_deleted_again_before_its_old_files_are_removed(
+    tmp_path: Path, is_restarted: bool
+) -> None:
+    disk, path = RealFileSystem(), str(tmp_path / "d")
+    store = LogStore.open(disk, path, node_id=1)
+    store.create_log(ORDERS, IDS[0], CONFIG)
+    store.delete_log(ORDERS)
+    if is_restarted:
+        store.close()
+        store = LogStore.open(disk, path, node_id=1)  # it replays the creation and the deletion
+    store.create_log(ORDERS, IDS[0], CONFIG)
+    store.delete_log(ORDERS, IDS[0])
+    names = [f"{IDS[0]}-0.deleted", f"{IDS[0]}-0.deleted.deleted"]
+    assert [name for name in sorted(os.listdir(path)) if name.startswith(IDS[0])] == names
+    if is_restarted:
+        store.load({})
+    assert store.begin_removal(1_000) is None
+    removal = store.begin_removal(61_000)
+    assert removal is not None
+    removal()
+    assert [name for name in os.listdir(path) if name.startswith(IDS[0])] == []
+    store.close()
 
 
 # --- passes --------------------------------------------------------------------------------------------
@@ -684,3 +710,137 @@ def test_r24_recovery_points_that_are_no_files_do_not_hide_a_loss(
     with pytest.raises(WrongFileTypeError, match="recovery-points is a directory"):
         accept_loss(fs, log.directory)
     assert tree_of(fs) == before
+
+
+def test_r62_the_files_of_a_replica_from_before_it_was_added_again_are_not_used(
+    fs: MemoryFileSystem, write: Any
+) -> None:
+    """Nor is the recovery point, which would make the new log a damaged one."""
+    store = open_store(fs, wanted={})
+    old = store.create_log(ORDERS, IDS[0], CONFIG)
+    write(old, 3)
+    store.close(clean=True)
+    store = open_store(fs, wanted={})
+    assert store.is_earlier(IDS[0], 0, 7)
+    store.discard_earlier(ORDERS, IDS[0], 7)
+    assert f"{IDS[0]}-0.deleted" in fs.list_dir(PATH)
+    new = store.create_log(ORDERS, IDS[0], CONFIG, replica_epoch=7)
+    assert new.log_end_offset == 0
+    write(new, 1)
+    store.checkpoint()
+    fs.crash(random.Random(1))
+    store = open_store(fs, wanted={})
+    assert not store.is_earlier(IDS[0], 0, 7)
+    store.discard_earlier(ORDERS, IDS[0], 7)
+    assert store.create_log(ORDERS, IDS[0], CONFIG, replica_epoch=7).log_end_offset == 1
+    assert not offline(store)
+
+
+def test_r62_a_missing_log_of_an_earlier_replica_is_not_damage(fs: MemoryFileSystem, write: Any) -> None:
+    store = open_store(fs, wanted={})
+    write(store.create_log(ORDERS, IDS[0], CONFIG), 3)
+    store.checkpoint()
+    store.close(clean=False)
+    fs.rename(f"{PATH}/{IDS[0]}-0", f"{PATH}/{IDS[0]}-0.deleted")  # the deletion of the log, before a crash
+    store = LogStore.open(fs, PATH, node_id=1)
+    store.discard_earlier(ORDERS, IDS[0], 7)
+    store.create_log(ORDERS, IDS[0], CONFIG, replica_epoch=7)
+    store.load({ORDERS: (IDS[0], CONFIG)})
+    assert not offline(store)
+    store.close(clean=False)
+    store = open_store(fs, wanted={ORDERS: (IDS[0], CONFIG)})
+    assert not offline(store)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_r63_an_unloaded_log_makes_room_for_another_topic_of_its_name(
+    fs: MemoryFileSystem, write: Any, read_all: Any, clean: bool
+) -> None:
+    """It can be loaded again or deleted, whichever log has its name meanwhile."""
+    store = open_store(fs)
+    write(get(store), 3)
+    store.close(clean=clean)
+    store = LogStore.open(fs, PATH, node_id=1)
+    store.load(WANTED, are_all=False)
+    store.unload_log(ORDERS)
+    assert store.get(ORDERS) is None
+    store.load(WANTED, are_all=False)
+    assert len(read_all(get(store))) == 3
+    store.unload_log(ORDERS)
+    other = store.create_log(ORDERS, IDS[5], CONFIG)
+    assert (other.log_end_offset, store.find(ORDERS, IDS[5])) == (0, other)
+    assert store.find(ORDERS, IDS[0]) is None
+    write(other, 1)
+    store.delete_unloaded(ORDERS, IDS[0])
+    assert f"{IDS[0]}-0" not in fs.list_dir(PATH)
+    assert f"{IDS[0]}-0.deleted" in fs.list_dir(PATH)
+    store.close()
+    again = open_store(fs, wanted={ORDERS: (IDS[5], CONFIG)})
+    assert get(again).log_end_offset == 1
+    assert f"{IDS[0]}-0" not in decode_recovery_points(fs.read_bytes(PATH + "/recovery-points")).points
+    again.close()
+
+
+def test_r63_an_unloaded_log_keeps_the_log_that_it_has_replaced(fs: MemoryFileSystem, write: Any) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    get(store).mark_damaged("found by a scrub", sound_end_offset=4)
+    replace_damaged(store)
+    store.unload_log(ORDERS)
+    store.create_log(ORDERS, IDS[5], CONFIG)
+    assert store.replaced_end(ORDERS) is None, "it is another topic's"
+    store.unload_log(ORDERS)
+    store.load(WANTED, are_all=False)
+    assert store.replaced_end(ORDERS) == 10
+    store.unload_log(ORDERS)
+    store.delete_unloaded(ORDERS, IDS[0])
+    assert f"{IDS[0]}-0.damaged-1" in fs.list_dir(PATH)
+    assert f"{IDS[0]}-0.replaced-10" not in fs.list_dir(PATH)
+    store.close()
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+@pytest.mark.parametrize("is_put_back", [True, False])
+def test_r52_the_exchange_of_a_deleted_log_leaves_the_next_one_alone(
+    fs: MemoryFileSystem, write: Any, read_all: Any, is_put_back: bool, is_late: bool
+) -> None:
+    """A replica is removed and added again while its log is being replaced, or put back. ``is_late``: the
+    exchange runs only after that."""
+    store = open_store(fs)
+    write(get(store), 10)
+    get(store).mark_damaged("found by a scrub", sound_end_offset=4)
+    if is_put_back:
+        replace_damaged(store)
+    exchange = store.begin_reinstate(ORDERS) if is_put_back else store.begin_replace(ORDERS)
+    if not is_late:
+        exchange.run()
+    store.delete_log(ORDERS, IDS[0])
+    store.discard_earlier(ORDERS, IDS[0], 7)
+    write(store.create_log(ORDERS, IDS[0], CONFIG, replica_epoch=7), 2)
+    if is_late:
+        exchange.run()
+    assert store.replaced_end(ORDERS) is None
+    store.close()
+    again = open_store(fs)
+    assert (len(read_all(get(again))), again.replaced_end(ORDERS)) == (2, None)
+    again.close()
+
+
+def test_r62_a_replaced_log_of_an_earlier_replica_is_never_put_back(fs: MemoryFileSystem, write: Any) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    get(store).mark_damaged("found by a scrub", sound_end_offset=4)
+    store.begin_replace(ORDERS).run()
+    store.close(clean=False)  # a crash before the new log is made
+    store = LogStore.open(fs, PATH, node_id=1)
+    store.discard_earlier(ORDERS, IDS[0], 7)
+    store.create_log(ORDERS, IDS[0], CONFIG, replica_epoch=7)
+    store.close()
+    store = open_store(fs)
+    assert store.replaced_end(ORDERS) is None
+    assert f"{IDS[0]}-0.damaged-1" in fs.list_dir(PATH)
+    get(store).mark_damaged("found by a scrub", sound_end_offset=0)
+    replace_damaged(store)
+    store.discard_earlier(ORDERS, IDS[0], 7)
+    assert store.replaced_end(ORDERS) == 0, "it is the present replica's"
+    store.close()

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from kafkalite.errors import LogOfflineError
+from kafkalite.records.control import MARKER_BYTES, build_marker
 from kafkalite.records.header import (
     HEADER,
     HEADER_BYTES,
@@ -138,6 +140,22 @@ def test_without_a_snapshot_the_whole_log_is_walked(life, monkeypatch, damage):
             life.fs.open(path).truncate(30)
     assert life.walked(monkeypatch) == 20
     assert life.snapshots() == []
+
+
+def test_r24_a_damaged_marker_found_while_the_producers_load_is_damage(life):
+    """A start does not read closed segments, but loading the producers reads the markers in them."""
+    life.log.append(build_marker(1, 0, 1, True, 5), now_ms=9, leader_epoch=0)
+    life.append(2, 20)
+    life.reopen()
+    for offset in life.snapshots():
+        life.fs.unlink(f"{DIRECTORY}/{offset:020d}.producers")
+    path = f"{DIRECTORY}/{0:020d}.log"
+    content = bytearray(life.fs.read_bytes(path))
+    content[MARKER_BYTES - 20 : MARKER_BYTES] = b"\xff" * 20
+    life.fs.open(path).write_at(0, bytes(content))
+    with pytest.raises(LogOfflineError, match="a marker"):
+        life.log.producers  # noqa: B018
+    assert life.log.is_damaged
 
 
 @pytest.mark.parametrize("is_killed", [False, True])

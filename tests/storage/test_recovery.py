@@ -661,7 +661,7 @@ def test_r24_a_lost_segment_is_reported_after_a_restart_of_the_system(
     assert (damage.sound_end_offset, damage.records_in_doubt) == (25, 5)
     log = world.recover(before)
     assert (log.damage, log.log_end_offset, log.torn_records) == (None, 25, 1)
-    events = [one.message for one in caplog.records if "torn tail" in one.message]
+    events = [one.getMessage() for one in caplog.records if "torn tail" in one.getMessage()]
     assert len(events) == 1 and world.path(25) in events[0] and "offset=25" in events[0]
     assert world.recover(before).torn_records == 0, "the index is gone"
 

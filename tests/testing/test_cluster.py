@@ -9,7 +9,14 @@ import pytest
 
 from kafkalite import testing
 from kafkalite.broker.server.responses import Pending
-from kafkalite.errors import ConfigError, ErrorCode, InvalidReplicationFactorError, PolicyViolationError
+from kafkalite.errors import (
+    ClientError,
+    ConfigError,
+    ErrorCode,
+    InvalidReplicationFactorError,
+    PolicyViolationError,
+    RecordError,
+)
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import RequestError
@@ -70,8 +77,10 @@ async def test_a_crash_loses_unsynced_records() -> None:
     ],
 )
 def test_unknown_arguments_are_refused_by_name(arguments: dict[str, object], message: str) -> None:
+    cluster = Cluster.__new__(Cluster)
     with pytest.raises(ConfigError, match=message):
-        Cluster(**arguments)  # type: ignore[arg-type]
+        cluster.__init__(**arguments)  # type: ignore[misc]
+    assert repr(cluster) == "<Cluster >", "a traceback with local variables shows it"
 
 
 async def test_a_refused_request_is_retried_by_the_producer() -> None:
@@ -169,6 +178,17 @@ async def test_three_brokers_survive_the_loss_of_one() -> None:
         )
         assert sorted(int(r.value) for r in await cluster.records("t")) == list(range(60))
         assert cluster.statistics(led_by).node_id == led_by
+
+
+async def test_the_leader_is_unknown_while_no_node_runs() -> None:
+    cluster = Cluster()
+    with pytest.raises(AssertionError, match="no node of the cluster is running"):
+        cluster.leader("t")
+    async with cluster:
+        await cluster.create_topic("t")
+        assert (cluster.leader("t"), cluster.leader("other")) == (1, -1)
+    with pytest.raises(AssertionError, match="no node of the cluster is running"):
+        cluster.leader("t")
 
 
 async def test_a_topic_is_created_although_a_broker_is_fenced_for_a_moment() -> None:
@@ -275,3 +295,18 @@ def test_a_wrong_number_of_brokers_shows_the_right_call():
 def test_the_broker_is_named_with_its_module():
     with pytest.raises(AttributeError, match="has no attribute 'Broker'; import it from kafkalite"):
         testing.Broker  # noqa: B018
+
+
+async def test_wrong_arguments_of_a_cluster_are_named() -> None:
+    async with Cluster() as cluster:
+        for call in (cluster.start, cluster.stop, cluster.kill, cluster.crash, cluster.restart):
+            with pytest.raises(ClientError, match=r"no node 5 \(the nodes of the cluster: 1\)"):
+                await call(5)
+        with pytest.raises(ClientError, match="no node 5"):
+            cluster.statistics(5)
+        with pytest.raises(ClientError, match="None is no Snapshot"):
+            await cluster.restore(None)  # type: ignore[arg-type]
+        for values in (b"text", "text"):
+            with pytest.raises(RecordError, match="put it into a list"):
+                await cluster.produce("t", values)  # type: ignore[arg-type]
+        assert cluster.broker.is_running

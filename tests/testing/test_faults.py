@@ -92,6 +92,8 @@ async def test_a_probability_is_drawn_from_the_seed() -> None:
     [
         ("Prodcue", drop_next(), {}, "did you mean 'Produce'"),
         ("find coordinator!", drop_next(), {}, "did you mean 'FindCoordinator'"),
+        ("Heartbeat", drop_next(), {}, "did you mean 'ConsumerGroupHeartbeat'"),
+        ("JOIN_GROUP", drop_next(), {}, "did you mean 'ConsumerGroupHeartbeat'"),
         ("", drop_next(), {}, "such as 'Produce'"),
         (9_999, drop_next(), {}, "api is 9999"),
         (True, drop_next(), {}, "api is True"),
@@ -104,6 +106,13 @@ async def test_a_probability_is_drawn_from_the_seed() -> None:
         ("ReplicaFetch", drop_next(), {"topic": "t"}, "whose requests name no topic"),
         ("Produce", drop_next(), {"probability": 0}, "above 0 and at most 1"),
         ("Produce", drop_next(), {"probability": 50}, "above 0 and at most 1"),
+        (
+            "Produce",
+            drop_next(),
+            {"probability": "a"},
+            "probability is 'a', but must be above 0 and at most 1",
+        ),
+        ("Produce", drop_next(), {"probability": None}, "above 0 and at most 1"),
         ("Produce", drop_next(), {"node_id": 2}, "node_id is 2, but must be one of 1"),
         ("Produce", drop_next, {}, "a fault, such as fail_next()"),
         ("Produce", "drop", {}, "a fault, such as fail_next()"),

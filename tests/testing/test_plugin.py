@@ -57,7 +57,7 @@ def test_many(kafkalite_cluster):
 """
 
 
-def _run(project: Path, *options: str) -> str:
+def _run(project: Path, *options: str, code: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--strict-markers", *options],
         cwd=project,
@@ -66,7 +66,7 @@ def _run(project: Path, *options: str) -> str:
         timeout=100,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
@@ -93,6 +93,26 @@ def test_workers_of_xdist_do_not_meet(project: Path) -> None:
 
 def test_the_fixtures_are_listed_with_their_docstrings(project: Path) -> None:
     shown = _run(project, "--fixtures")
-    assert "A running broker for this test only" in shown
+    assert "A running cluster for this test only" in shown
     assert "Returns a factory of running clusters" in shown
     assert "kafkalite(brokers=1, **settings)" in _run(project, "--markers")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("3", "@pytest.mark.kafkalite(3): it takes keywords only, such as brokers=3"),
+        ("num_partition=3", "num.partition"),
+        ("brokers=0", "brokers is 0"),
+        ("num_partitions='x'", "num.partitions"),
+    ],
+)
+def test_a_wrong_marker_fails_its_test_with_one_line(project: Path, arguments: str, told: str) -> None:
+    (project / "test_with_kafkalite.py").write_text(
+        f"import pytest\n@pytest.mark.kafkalite({arguments})\ndef test_it(kafkalite): pass\n"
+    )
+    shown = _run(project, code=1)
+    assert "1 error" in shown
+    assert told in shown
+    assert "@pytest.mark.kafkalite" in shown
+    assert "SyncCluster" not in shown, "no frame of kafkalite"

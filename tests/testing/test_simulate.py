@@ -159,7 +159,7 @@ def test_an_error_of_a_program_fails_the_run_at_once() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         test()
     assert "broken raises ZeroDivisionError('a bug')" in caught.value.__notes__[0]
-    assert "after 1003 ms" in caught.value.__notes__[1]
+    assert "after 1002 ms" in caught.value.__notes__[1]
 
 
 def test_a_program_starts_again_after_an_error_that_follows_a_fault() -> None:
@@ -319,6 +319,18 @@ def test_without_parentheses_a_test_runs_with_the_default_seeds() -> None:
         simulate(200)  # type: ignore[call-overload]
 
 
+def test_a_test_may_be_given_with_the_other_arguments() -> None:
+    seeds: list[int] = []
+
+    async def test(cluster: SimulatedCluster) -> None:
+        seeds.append(cluster.seed)
+        assert cluster.simulation.story(last=0) == []
+        assert len(cluster.simulation.story(last=1)) <= 1
+
+    simulate(test, seeds=2)()  # type: ignore[call-overload]
+    assert seeds == [0, 1, 2]
+
+
 @kafkalite.simulate(seeds=2)
 async def test_pytest_provides_the_other_arguments(cluster: SimulatedCluster, tmp_path: Any) -> None:
     (tmp_path / "file").write_text("written")
@@ -335,3 +347,15 @@ class TestMethods:
 def test_the_result_is_a_synchronous_function_without_the_cluster() -> None:
     assert not inspect.iscoroutinefunction(test_pytest_provides_the_other_arguments)
     assert list(inspect.signature(test_pytest_provides_the_other_arguments).parameters) == ["tmp_path"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:9092"])
+@pytest.mark.parametrize("kind", [kafkalite.Broker, Producer])
+def test_sockets_in_a_simulation_are_refused_with_the_alternative(kind: type, address: str) -> None:
+    @simulate(seed=1)
+    async def test(cluster: SimulatedCluster) -> None:
+        async with kind(**{"listeners" if kind is kafkalite.Broker else "bootstrap_servers": address}):
+            pass
+
+    with pytest.raises(RuntimeError, match=r"no sockets in a simulation: .* inproc://"):
+        test()

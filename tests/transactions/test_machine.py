@@ -22,7 +22,7 @@ from kafkalite.errors import (
     TransactionalIdNotFoundError,
 )
 from kafkalite.limits import MAX_TRANSACTIONAL_ID_LENGTH
-from kafkalite.model import MAX_PRODUCER_EPOCH
+from kafkalite.model import MAX_PRODUCER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 from kafkalite.protocol.messages.data import InitProducerIdResponse
 from kafkalite.protocol.messages.transactions import (
     AddPartitionsToTxnRequest,
@@ -367,6 +367,14 @@ class TestTheLastEpoch:
         with pytest.raises(CoordinatorNotAvailableError):
             driver.init(spare_id=-1)
         assert driver.init(spare_id=9) == (9, 0)
+
+    def test_r37_nobody_ends_a_transaction_without_a_producer_id(self, driver: Driver) -> None:
+        """After a timeout no identity has ended the transaction, and -1 stands for none."""
+        driver.add(7, MAX_PRODUCER_EPOCH - 1, ORDERS)
+        driver.pass_time(60_000)
+        assert driver.tick() == 1
+        with pytest.raises(InvalidProducerIdMappingError):
+            driver.end(NO_PRODUCER_ID, NO_PRODUCER_EPOCH, is_commit=False)
 
     def test_a_new_producer_gets_another_id(self, driver: Driver) -> None:
         assert driver.init(spare_id=9) == (9, 0)

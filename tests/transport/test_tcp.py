@@ -10,6 +10,7 @@ import pytest
 
 from kafkalite.errors import ConfigError, ConnectionFailedError, ListenError
 from kafkalite.transport.tcp import TcpTransport, format_address, parse_address
+from proof.waiting import settle
 
 
 @pytest.mark.parametrize(
@@ -111,9 +112,12 @@ async def test_the_hint_says_what_to_do(recorder: Any) -> None:
 
 
 async def test_a_refused_connection_is_named(recorder: Any) -> None:
-    reason = r"cannot connect to no-such-host\.invalid:9092: .*is a broker running there"
+    reason = r"cannot connect to 127\.0\.0\.1:1: .*is a broker running there"
     with pytest.raises(ConnectionFailedError, match=reason):
-        await TcpTransport().connect("no-such-host.invalid:9092", recorder)
+        await TcpTransport().connect("127.0.0.1:1", recorder)
+    for host in ("no-such-host.invalid", f"{'x' * 64}.invalid"):
+        with pytest.raises(ConnectionFailedError, match=r"cannot connect to .*:9092: .*check the host name"):
+            await TcpTransport().connect(f"{host}:9092", recorder)
     with pytest.raises(ConfigError):
         await TcpTransport().connect("nowhere", recorder)
 
@@ -128,3 +132,27 @@ async def test_an_address_is_refused_only_if_its_host_says_so(recorder: Any) -> 
     assert await TcpTransport().is_refused(listener.address)
     assert await TcpTransport().is_refused(f"localhost:{port}")
     assert not await TcpTransport().is_refused("no-such-host.invalid:9092")
+
+
+async def test_a_connection_accepted_just_before_the_listener_closes_is_made(recorder: Any) -> None:
+    """asyncio would drop it without closing its socket: 'unclosed transport' is an error in tests."""
+    made: list[Any] = []
+
+    class Server(recorder):  # type: ignore[misc]
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            made.append(self)
+
+    loop = asyncio.get_running_loop()
+    for _ in range(20):
+        listener = await TcpTransport().listen("127.0.0.1:0", Server)
+        with socket.create_connection(parse_address(listener.address)):
+            accepting = loop.create_task(asyncio.sleep(0))  # the loop accepts before this continues
+            await accepting
+            listener.close()
+            await settle()
+            (server,) = made
+            server.transport.abort()
+            await server.lost
+            await listener.wait_closed()
+        made.clear()

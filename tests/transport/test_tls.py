@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -107,6 +110,15 @@ async def test_an_anonymous_client_has_no_subject(recorder: Any, dev_certificate
         assert peer_subject(there.accepted[0].transport) is None
 
 
+async def test_a_common_name_is_no_host_name(recorder: Any, dev_certificates: DevCertificates) -> None:
+    """S6: only the names for hosts count (RFC 9525); a common name proves nothing."""
+    unnamed = dev_certificates.issue("unnamed.pem", "localhost", hosts=())
+    async with listening(recorder, dev_certificates.config(str(unnamed))) as there:
+        there.address = there.address.replace("127.0.0.1", "localhost")
+        with pytest.raises(SslAuthenticationError, match="certificate is not valid for 'localhost'"):
+            await there.connect(dev_certificates.config())
+
+
 async def test_certificates_that_a_client_refuses(
     recorder: Any,
     dev_certificates: DevCertificates,
@@ -181,6 +193,48 @@ async def test_clients_that_a_listener_refuses(
         assert "the server refuses: " in error.message
         assert reason in error.message
         assert logged in caplog.text
+
+
+async def test_a_resumed_session_does_not_outlive_the_certificate_of_its_client(
+    recorder: Any,
+    dev_certificates: DevCertificates,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """OpenSSL verifies a certificate once per session, and TLS 1.2 resumes sessions for two hours."""
+    keystore = dev_certificates.issue("soon.pem", not_after=datetime.now(UTC) + timedelta(minutes=1))
+    context = ssl.create_default_context(cafile=str(dev_certificates / CA_CERTIFICATE))
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(keystore)
+
+    def echo(protocol: Any, data: bytes) -> None:
+        protocol.transport.write(data)
+
+    def echoing() -> Any:
+        protocol = recorder()
+        protocol.on_data = echo
+        return protocol
+
+    def talk(address: str, earlier: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool, bytes]:
+        host, port = address.rsplit(":", 1)
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname=host, session=earlier) as client,
+        ):
+            answer = b""
+            with suppress(ConnectionError):
+                client.send(b"x")
+                answer = client.recv(1)
+            return client.session, bool(client.session_reused), answer
+
+    async with listening(echoing, dev_certificates.config("broker.pem"), "required") as there:
+        resumable, is_resumed, answer = await asyncio.to_thread(talk, there.address, None)
+        assert (is_resumed, answer) == (False, b"x")
+        assert (await asyncio.to_thread(talk, there.address, resumable))[1:] == (True, b"x")
+        later = Mock(**{"now.return_value": datetime.now(UTC) + timedelta(minutes=2)})
+        monkeypatch.setattr("kafkalite.transport.tls.datetime", later)
+        assert (await asyncio.to_thread(talk, there.address, resumable))[2] == b""
+        assert "of a session that it resumes, has expired" in caplog.text
 
 
 async def test_versions_without_a_common_one(

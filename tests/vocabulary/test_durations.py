@@ -43,7 +43,15 @@ def test_a_number_without_a_unit_is_in_the_callers_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ms", "text"), [(340, "340 ms"), (4321, "4.3 s"), (90 * 60_000, "1h30m"), (53 * HOUR, "2d5h")]
+    ("ms", "text"),
+    [
+        (340, "340 ms"),
+        (4321, "4.3 s"),
+        (59_949, "59.9 s"),
+        (59_950, "1m0s"),
+        (90 * 60_000, "1h30m"),
+        (53 * HOUR, "2d5h"),
+    ],
 )
 def test_a_duration_is_shown_in_its_two_largest_units(ms: int, text: str) -> None:
     assert format_duration(ms) == text

@@ -53,6 +53,8 @@ def test_a_value_is_converted_to_the_options_type(option: Option, given: Any, pa
         (RATE, "fast", "a number, 0 or more"),
         (RATE, False, "a number, 0 or more"),
         (RATE, [], "a number, 0 or more"),
+        (RATE, "nan", "a number, 0 or more"),
+        (RATE, float("inf"), "a number, 0 or more"),
         (LOW, 6, "a whole number, 5 or less"),
         (FLAG, "perhaps", "true or false"),
         (NAME, 1.5, "text"),

@@ -4,40 +4,68 @@
 //!
 //!     python examples/generate_structs.py docs/protocol.json > examples/foreign_client_rust/src/messages.rs
 //!     cargo run --manifest-path examples/foreign_client_rust/Cargo.toml -- 127.0.0.1:9092
+//!
+//! Variables say how it connects, with Kafka's names: KAFKALITE_CLIENT_SECURITY_PROTOCOL (SSL, SASL_SSL),
+//! KAFKALITE_CLIENT_SSL_TRUSTSTORE_LOCATION, KAFKALITE_CLIENT_SSL_KEYSTORE_LOCATION, and
+//! KAFKALITE_CLIENT_SASL_USERNAME and KAFKALITE_CLIENT_SASL_PASSWORD for SCRAM-SHA-256.
 
 mod batch;
 #[allow(dead_code)]
 mod messages;
+mod scram;
+mod security;
 mod wire;
 
 use messages::*;
-use std::io::{Read, Write};
+use ring::rand::{SecureRandom, SystemRandom};
+use scram::Scram;
+use security::{explain, Login, Security, Stream};
 use std::net::TcpStream;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use wire::{write_array, Reader, Result, TextMap, Wire};
+use wire::{write_array, Bytes, Reader, Result, TextMap, Wire};
 
 const MAX_ENVELOPE_BYTES: usize = 4 << 20;
 const MAX_PAYLOAD_BYTES: usize = 128 << 20;
+/// How a TLS alert begins. As the start of a frame, it is no valid length.
+const TLS_ALERT: [u8; 2] = [0x15, 0x03];
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Connection {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     next: i64,
 }
 
 impl Connection {
-    fn open(address: &str) -> Result<Self> {
+    fn open(address: &str, security: &Security) -> Result<Self> {
         let stream = TcpStream::connect(address).map_err(|error| format!("{address}: {error}"))?;
         stream.set_read_timeout(Some(TIMEOUT)).map_err(|error| error.to_string())?;
-        let mut connection = Connection { stream, next: 0 };
+        stream.set_write_timeout(Some(TIMEOUT)).map_err(|error| error.to_string())?;
+        let mut connection = Connection { stream: security.wrap(stream, address)?, next: 0 };
         let software = ("foreign-rust".to_string(), "1".to_string());
         let request = ApiVersionsRequest { software_name: software.0, software_version: software.1 };
-        let (versions, _) = connection.ask(request, &[])?;
+        let (versions, _) = connection.ask(request, &[]).map_err(|error| format!("{address}: {error}"))?;
         let has = |key: i64| versions.apis.iter().any(|api| api.api_key == key && api.min_version <= 0);
-        match [PRODUCE, FETCH, METADATA, CREATE_TOPICS].iter().all(|key| has(*key)) {
-            true => Ok(connection),
-            false => Err("the server lacks an API".into()),
+        if ![PRODUCE, FETCH, METADATA, CREATE_TOPICS].iter().all(|key| has(*key)) {
+            return Err("the server lacks an API".into());
         }
+        if let Some(login) = &security.login {
+            connection.log_in(login).map_err(|error| format!("{address}: {error}"))?;
+        }
+        Ok(connection)
+    }
+
+    fn log_in(&mut self, login: &Login) -> Result<()> {
+        self.ask(SaslHandshakeRequest { mechanism: "SCRAM-SHA-256".into() }, &[])?;
+        let mut random = [0; 24];
+        SystemRandom::new().fill(&mut random).map_err(|_| "the system has no random numbers")?;
+        let mut scram = Scram::new(&login.user, &login.password, scram::encode(&random))?;
+        let mut send = |text: String| -> Result<Vec<u8>> {
+            let request = SaslAuthenticateRequest { auth_bytes: Bytes(text.into_bytes()) };
+            Ok(self.ask(request, &[])?.0.auth_bytes.0)
+        };
+        let server_first = send(scram.first_message())?;
+        let server_final = send(scram.final_message(&server_first)?)?;
+        scram.check(&server_final)
     }
 
     /// Send one request and return its response and payload. An error of the whole request is an Err.
@@ -52,8 +80,12 @@ impl Connection {
         "foreign-rust".to_string().write(&mut envelope);
         request.write(&mut envelope);
         let lengths = [(envelope.len() as u32).to_be_bytes(), (payload.len() as u32).to_be_bytes()].concat();
-        self.stream.write_all(&[&lengths[..], &envelope, payload].concat()).map_err(|error| error.to_string())?;
+        let written = self.stream.write_all(&[&lengths[..], &envelope, payload].concat());
+        written.and_then(|_| self.stream.flush()).map_err(|error| explain(&error))?;
         let header = self.receive(8)?;
+        if header.starts_with(&TLS_ALERT) {
+            return Err("the server speaks TLS (check security.protocol)".into());
+        }
         let envelope_bytes = u32::from_be_bytes(header[..4].try_into().unwrap()) as usize;
         let payload_bytes = u32::from_be_bytes(header[4..].try_into().unwrap()) as usize;
         if envelope_bytes == 0 || envelope_bytes > MAX_ENVELOPE_BYTES || payload_bytes > MAX_PAYLOAD_BYTES {
@@ -69,7 +101,7 @@ impl Connection {
         if reader.peek_array() == Some(2) {
             reader.fields(2, "an error")?;
             let (code, text) = (i64::read(&mut reader)?, Option::<String>::read(&mut reader)?);
-            return Err(format!("API {} failed: {}: {text:?}", Q::KEY, error_name(code)));
+            return Err(format!("API {} failed: {}: {}", Q::KEY, error_name(code), text.unwrap_or_default()));
         }
         let response = Q::Response::read(&mut reader)?;
         reader.end()?;
@@ -78,7 +110,7 @@ impl Connection {
 
     fn receive(&mut self, length: usize) -> Result<Vec<u8>> {
         let mut data = vec![0; length];
-        self.stream.read_exact(&mut data).map_err(|error| error.to_string())?;
+        self.stream.read_exact(&mut data).map_err(|error| explain(&error))?;
         Ok(data)
     }
 }
@@ -148,7 +180,7 @@ fn produce_and_fetch(connection: &mut Connection, topic: &str) -> Result<()> {
 }
 
 /// Join a group, receive the partition, commit an offset, and leave.
-fn use_a_group(bootstrap: &mut Connection, topic: &str) -> Result<()> {
+fn use_a_group(bootstrap: &mut Connection, topic: &str, security: &Security) -> Result<()> {
     let group = format!("{topic}-group");
     let asked = || FindCoordinatorRequest { key_type: 0, keys: vec![group.clone()] };
     let mut found = bootstrap.ask(asked(), &[])?.0.coordinators.remove(0);
@@ -165,7 +197,7 @@ fn use_a_group(bootstrap: &mut Connection, topic: &str) -> Result<()> {
     if i64::from((batch::murmur2(group.as_bytes()) & 0x7fff_ffff) % count) != found.partition {
         return Err("the group hashes to another partition".into());
     }
-    let mut coordinator = Connection::open(&found.address)?;
+    let mut coordinator = Connection::open(&found.address, security)?;
     let member = format!("{:032x}", std::process::id());
     let beat = |epoch: i64, owned: Option<Vec<AssignedTopic>>| ConsumerGroupHeartbeatRequest {
         group_id: group.clone(),
@@ -207,7 +239,8 @@ fn use_a_group(bootstrap: &mut Connection, topic: &str) -> Result<()> {
 }
 
 fn run(address: &str, topic: &str) -> Result<()> {
-    let mut connection = Connection::open(address)?;
+    let security = Security::from_environment()?;
+    let mut connection = Connection::open(address, &security)?;
     let new = NewTopic {
         name: topic.into(),
         num_partitions: 1,
@@ -223,8 +256,8 @@ fn run(address: &str, topic: &str) -> Result<()> {
     let (metadata, _) = connection.ask(asked, &[])?;
     let leader = metadata.topics[0].partitions[0].leader_id;
     let broker = metadata.brokers.iter().find(|broker| broker.node_id == leader).ok_or("no leader")?;
-    produce_and_fetch(&mut Connection::open(&broker.address)?, topic)?;
-    use_a_group(&mut connection, topic)
+    produce_and_fetch(&mut Connection::open(&broker.address, &security)?, topic)?;
+    use_a_group(&mut connection, topic, &security)
 }
 
 fn main() {

@@ -1,9 +1,10 @@
 """Sends requests to the active controller, which may be in this process or on another node.
 
-A request is sent to the leader of the metadata quorum. If that node refuses it or is lost, or if there is no
-leader, the request is sent again until its timeout: after a short backoff, or as soon as this node knows a
-new leader. When leadership moves, the connection to the former leader is closed, so that no request waits for
-a node that is stopped, partitioned or no longer leads.
+A request is sent to the leader of the metadata quorum. If there is no leader, or that node is not the
+controller any more or cannot be reached, the request is sent again until its timeout: after a short backoff,
+or as soon as this node knows a new leader. A client's command is not sent again if its connection is lost,
+because its outcome is unknown. When leadership moves, the connection to the former leader is closed, so that
+no request waits for a node that is stopped, partitioned or no longer leads.
 
 A connection returns responses in the order of its requests. So a request that must not wait for others needs
 its own channel.
@@ -64,11 +65,11 @@ _ELSEWHERE: Final = (NotControllerError, ShuttingDownError, ClientError, Cluster
 
 
 class _OutcomeUnknownError(KafkaliteError):
-    """The connection was lost while a command was in flight."""
+    """The connection was lost while a command was in flight, or no response arrived in time."""
 
 
 class ControllerChannel:
-    """Sends requests to the controller, one after the other. Belongs to the broker's event loop."""
+    """Sends requests to the controller, over one connection. Belongs to the broker's event loop."""
 
     def __init__(
         self,
@@ -109,8 +110,9 @@ class ControllerChannel:
     async def decide(self, command: Any, *, timeout_ms: int) -> Any:
         """Return the controller's reply to a client's command, as soon as this node's image shows the effect.
 
-        Waits at most MAX_WAIT_MS; if ``timeout_ms`` is 0 or less, at most DEFAULT_TIMEOUT_MS. Raises
-        RequestTimedOutError after that time and if the outcome is unknown, and the BrokerError of a refusal.
+        Waits for ``timeout_ms``, but at most MAX_WAIT_MS; for DEFAULT_TIMEOUT_MS if ``timeout_ms`` is 0 or
+        less. Raises RequestTimedOutError after that time and if the outcome is unknown, and the BrokerError
+        of a refusal.
         """
         timeout_ms = bounded_wait_ms(timeout_ms) if timeout_ms > 0 else DEFAULT_TIMEOUT_MS
         if self._controller.controller_id == self._node_id and self._authenticator is None:
@@ -121,7 +123,7 @@ class ControllerChannel:
             raise RequestTimedOutError(error.message) from error
 
     async def execute(self, message: Any) -> Any:
-        """Have this node's controller decide a request from another node, and return the reply.
+        """Have this node's controller decide a request of any node of the cluster, and return the reply.
 
         Raises NotControllerError, BrokerError. If the controller's log has failed, NotControllerError is
         raised although the outcome is unknown. This is safe because these requests are idempotent, and the
@@ -145,7 +147,8 @@ class ControllerChannel:
         return reply
 
     def on_leader_change(self, leader_id: int | None, _term: int) -> None:
-        """Close the connection to the former leader, so that its pending requests go to the new leader."""
+        """Close the connection if it is not to the new leader, and wake the requests that wait for a
+        leader."""
         if self._connection is not None and self._connected_to != leader_id:
             self._connection.close()
         self._leader_known.set()

@@ -1,8 +1,8 @@
 """The controller's listener, at which other nodes of the cluster connect. It runs on the loop of Raft.
 
-Requests are served only after a node has proved that it knows the cluster's secret. Raft messages are passed
-directly to the transport on this loop. Every other request is dispatched on the broker's loop, and its
-response returns to this loop. If both are the same loop, the request is dispatched directly.
+After a handshake, in which a node proves that it knows the cluster's secret, its other requests are served.
+Handshakes and Raft messages are handled on this loop. Every other request is dispatched on the broker's loop,
+and its response returns to this loop. If both are the same loop, the request is dispatched directly.
 """
 
 # Tests: tests/client/test_authentication.py
@@ -48,10 +48,6 @@ STOP_GRACE_MS: Final = 100
 
 #: The requests that a node may send before it is authenticated.
 _HANDSHAKE_APIS: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.CLUSTER_HELLO, ApiKey.CLUSTER_PROOF})
-
-_FORBIDDEN: Final = Refusal(
-    ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "a controller's listener is for the nodes of its cluster", True
-)
 
 
 async def run_on(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -103,9 +99,9 @@ class ControllerListener:
     ) -> None:
         """``loop`` is Raft's, and ``greet`` responds to handshakes on it.
 
-        The other callbacks are called on the loop that is running now: ``dispatch`` with each request that is
-        neither a handshake nor has Raft messages, and ``on_session_lost`` with the id of a broker when the
-        connection of its heartbeats has closed. ``tls`` is for an address that begins with ``SSL://``.
+        The other callbacks are called on the loop that is running now: ``dispatch`` with each request of an
+        authenticated node except handshakes and Raft messages, and ``on_session_lost`` with the id of a
+        broker when the connection of its heartbeats has closed. ``tls`` is for an address that begins with ``SSL://``.
         """
         self._loop = loop
         self._broker_loop = asyncio.get_running_loop()
@@ -144,7 +140,8 @@ class ControllerListener:
         )
 
     async def stop(self, *, is_clean: bool) -> None:
-        """Close the connections, after pending responses if ``is_clean``. Call it on the Raft loop."""
+        """Close the connections. If ``is_clean``, first wait up to STOP_GRACE_MS for pending responses. Call
+        it on the Raft loop."""
         if self._reaper is not None:
             await cancel_all([self._reaper])
         if is_clean:
@@ -162,12 +159,21 @@ class ControllerListener:
                 return self._greet(request, client)
             if client.node_id is None:
                 logger.warning("request refused %s", Fields(peer=client.peer, api_key=key, reason="no proof"))
-                return _FORBIDDEN
+                return self._refusal()
             if key == ApiKey.RAFT_MESSAGES:
                 return self._receive(request, client.node_id)
         except Exception as error:
             return refusal(error)
         return self._cross(request, client)
+
+    def _refusal(self) -> Refusal:
+        """Return the response to a request of a peer that has not proved that it is a node of the cluster."""
+        return Refusal(
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+            f"{', '.join(self.addresses)} is a controller's listener, for the nodes of its cluster; brokers "
+            "listen at other addresses",
+            True,
+        )
 
     def _receive(self, request: Request, node_id: int) -> Reply:
         message: RaftMessagesRequest = request.message

@@ -3,7 +3,7 @@
 ::
 
     /brokers/<node id>      a registration: addresses, epoch, whether it is fenced
-    /topics/<name>          the topic's id; its children are its partitions, by number
+    /topics/<name>          the topic's id and partition count; its children are its partitions
     /configs/<type>/<name>  the overrides of a topic or broker
     /features               the metadata offset and the next producer id
 """
@@ -23,7 +23,8 @@ ROOTS = ("brokers", "configs", "features", "topics")
 
 
 def describe(image: ClusterImage, path: str) -> list[MetadataNode]:
-    """Return the node at ``path`` and its children, sorted by path, or [] if ``path`` does not exist."""
+    """Return the node at ``path``, then its children sorted by name or number, or [] if ``path`` does not
+    exist."""
     parts = [part for part in path.split("/") if part]
     value = _value(image, parts)
     if value is None:
@@ -36,6 +37,10 @@ def describe(image: ClusterImage, path: str) -> list[MetadataNode]:
     return nodes
 
 
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 10  # int() refuses a number of thousands of digits
+
+
 def _value(image: ClusterImage, parts: list[str]) -> str | None:
     """Return the value of a path as JSON: "" for a directory without a value, None if it does not exist."""
     found: Any = None
@@ -44,12 +49,12 @@ def _value(image: ClusterImage, parts: list[str]) -> str | None:
             return ""
         case ["features"]:
             found = {"metadata_offset": image.metadata_offset, "next_producer_id": image.next_producer_id}
-        case ["brokers", name] if name.isdecimal() and int(name) in image.brokers:
+        case ["brokers", name] if _is_number(name) and int(name) in image.brokers:
             found = image.brokers[int(name)]._asdict()
         case ["topics", name] if name in image.topics:
             topic = image.topics[name]
             found = {"name": name, "topic_id": topic.topic_id, "partition_count": len(topic.partitions)}
-        case ["topics", name, number] if number.isdecimal():
+        case ["topics", name, number] if _is_number(number):
             state = image.partition(name, int(number))
             found = None if state is None else state._asdict()
         case ["configs", kind] if any(resource[0] == kind for resource in image.configs):

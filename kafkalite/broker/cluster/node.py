@@ -1,6 +1,6 @@
-"""The parts that a node has only in a cluster of several: its quorum, links to voters, controller listener.
+"""The parts that only a node with configured voters has: quorum, links to voters, controller listener.
 
-A voter runs Raft, on its own loop and thread unless everything is in memory. A node that does not vote
+A voter runs Raft, on its own loop and thread unless ``is_inline``. A node that does not vote
 follows the voters' metadata log. This module is imported only if voters are configured, so that a single-node
 cluster never loads the Raft library.
 """
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 class VotersFile:
     """Stores the node ids of the quorum's voters in a data directory.
 
-    The file is written once the Raft log exists. If a directory has this file but no log, votes and entries
-    on which other voters rely were lost, and the node must not start as if it had never voted.
+    The file is written as soon as the Raft log exists. If a directory has this file but no log, then votes
+    and entries on which other voters rely may be lost, and the node must not start as if it had never voted.
     """
 
     def __init__(self, filesystem: FileSystem, path: str, voters: Iterable[int]) -> None:
@@ -78,10 +78,11 @@ class ClusterNode:
         clock: Clock,
         rng: Rng,
         known_offset: int | None,
+        is_copy: bool,
         is_deterministic: bool,
         is_inline: bool,
     ) -> None:
-        """``path`` is the data directory.
+        """``path`` is the data directory. ``is_copy``: it was copied since the node last used it (R59).
 
         ``known_offset``, if given, is a metadata offset that this node had reached. If this node is the only
         voter, it refuses a metadata log that ends below that offset, as an older copy (R25).
@@ -129,10 +130,16 @@ class ClusterNode:
                 ),
                 allow_new=config.controller_quorum_rejoin or not self._voters_file.is_known,
                 known_offset=known_offset if len(self._voters) == 1 else None,
+                is_copy=is_copy,
             )
         else:
             self._source = MetadataSource(self._voters, self.authenticator, f"metadata-{config.node_id}")
             self.quorum = ObserverQuorum(self._source.fetch, node_id=config.node_id)
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether this voter has all entries that were committed before its start (R59)."""
+        return self.raft is not None and self.raft.node.has_caught_up
 
     def peers(self, controller: ControllerNode) -> PeerConnections:
         return PeerConnections(lambda: controller.image, self.authenticator, f"broker-{self._config.node_id}")
@@ -153,9 +160,9 @@ class ClusterNode:
         dispatch: Callable[[Request, Client], Response | Pending],
         on_session_lost: Callable[[int], None],
     ) -> tuple[str, ...]:
-        """Listen for other nodes, connect to the other voters, and return the addresses of the listener.
+        """Listen for other nodes, begin to connect to the other voters, and return the listener's addresses.
 
-        A node that is no voter does neither, and returns (). Raises ListenError. The arguments are those of
+        If this node does not vote, only return (). Raises ListenError. The arguments are those of
         ControllerListener.
         """
         if self.raft is None or self._runner is None or self._voters_file is None:

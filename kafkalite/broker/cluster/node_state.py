@@ -12,7 +12,8 @@ from kafkalite.model import NO_BROKER_EPOCH
 
 @dataclass(slots=True)
 class NodeState:
-    """The identity of this process in the cluster. The registration writes it, and other parts read it."""
+    """The identity and session of this process in the cluster. ``Registration`` changes the broker epoch and
+    the end of the session, and other parts read them."""
 
     incarnation_id: str  #: identifies this process: 32 hex digits
     broker_epoch: int = NO_BROKER_EPOCH  #: assigned to this process by its registration

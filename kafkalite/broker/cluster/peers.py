@@ -1,4 +1,4 @@
-"""Connections to other nodes of the cluster. Both sides first prove that they know its secret."""
+"""Connections to other nodes of the cluster. Both sides first prove that they know the cluster's secret."""
 
 # Tests: tests/broker/test_marker_sender.py, tests/integration/test_cluster_metadata.py
 
@@ -30,7 +30,7 @@ POLL_GRACE_MS: Final = 2_000
 
 
 class PeerConnections:
-    """Keeps one shared connection to each other broker, opened at the first use and again after a loss.
+    """Keeps one shared connection to every other broker, opened at the first use and again after a loss.
 
     Responses arrive in the order of the requests, so a long poll delays the responses to later requests.
     """
@@ -97,10 +97,10 @@ class MetadataSource:
         self._rules = CallRules(_try_next_voter, BACKOFF, max_failures=TRIES_PER_VOTER * len(voters))
 
     async def fetch(self, request: FetchMetadataRequest) -> tuple[FetchMetadataResponse, memoryview]:
-        """Send ``request`` to the same voter as before, or else to the next one. Return (response, payload).
+        """Send ``request`` on the open connection, or on a new one if none is open.
 
-        Raises ConnectionFailedError, RequestTimeoutError, BrokerError. After an error, the next call tries
-        another voter.
+        Returns (response, payload). Raises ConnectionFailedError, RequestTimeoutError, BrokerError. After an
+        error, the next call connects to the next voter.
         """
         try:
             if self._connection is None or not self._connection.is_open:
@@ -112,7 +112,7 @@ class MetadataSource:
         return response.message, response.payload
 
     async def _connect(self) -> Connection:
-        """Return a connection to the first voter that can be reached."""
+        """Return a connection to the next voter that can be reached."""
 
         async def next_voter() -> int:
             return next(self._next_voter)

@@ -1,4 +1,4 @@
-"""The links over which this node sends Raft messages to each other voter.
+"""The links over which this node sends Raft messages to the other voters.
 
 Node A sends its messages to B as RaftMessages requests on a connection that A opened. Each response
 acknowledges that the messages have arrived. Because Raft sends heartbeats regularly, a missing response
@@ -70,7 +70,7 @@ class RaftLink:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send the messages queued in this iteration of the loop, in as few requests as possible."""
+        """Send queued messages in few requests, up to MAX_REQUESTS_IN_FLIGHT."""
         self._is_scheduled = False
         connection = self._connection
         while self._waiting and connection.is_open and connection.in_flight < MAX_REQUESTS_IN_FLIGHT:

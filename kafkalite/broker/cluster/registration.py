@@ -1,4 +1,4 @@
-"""A broker's membership in its cluster: registers, sends heartbeats, transfers leaderships, leaves.
+"""A broker's membership in its cluster: registration, heartbeats, and the transfer of leaderships at a stop.
 
 ::
 
@@ -7,10 +7,11 @@
     heartbeat     the first heartbeats unfence the broker; later ones keep its session alive (R23)
     hand over     heartbeats request a shutdown, until other brokers lead all its partitions, or a timeout
 
-A session lasts the session timeout. This broker counts it from the sending of the last heartbeat that a
-controller answered (``NodeState.session_end_ms``). The controller counts it from the receipt, so the session
-ends here first. Without a session this broker refuses the requests of clients, because another broker may
-lead (docs/adr/0024-a-broker-without-a-session-stops-serving.md).
+A session lasts for the session timeout. This broker counts from the time at which it sent the last heartbeat
+to which a controller responded that the broker is not fenced (``NodeState.session_end_ms``). The controller
+counts from the receipt of the heartbeat, so the session ends here first. Without a session this broker
+refuses the requests of clients, because another broker may lead
+(docs/adr/0024-a-broker-without-a-session-stops-serving.md).
 """
 
 # Tests: tests/integration/test_cluster_membership.py
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
@@ -50,8 +51,8 @@ logger = logging.getLogger(__name__)
 
 #: The timeout of one attempt to register; each failed attempt is logged.
 REGISTER_TIMEOUT_MS: Final = 5_000
-#: Clients receive the reason for the wait after this time. It is shorter than the time after which a client
-#: reports that the node does not respond (SILENT_MS).
+#: Clients receive the reason for the wait after this time, and it is renewed as often. It is shorter than the
+#: time after which a client reports that the node does not respond (SILENT_MS).
 EXPLAIN_AFTER_MS: Final = 700
 #: The pause between heartbeats while the broker starts and is still fenced.
 START_INTERVAL_MS: Final = 20
@@ -64,7 +65,7 @@ HAND_OVER_ANSWER_TIMEOUT_MS: Final = 1_500
 
 
 class Registration:
-    """Registers one process and keeps its session alive. Nothing else may use its ``channel``."""
+    """Registers one process and keeps its session alive. No other object may use its ``channel``."""
 
     def __init__(
         self,
@@ -80,12 +81,14 @@ class Registration:
         start_count: int,
         damaged: Callable[[], list[DamagedReplica]],
         on_waiting: Callable[[str], None],
+        missing_at_first_start: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         """``clean_broker_epoch`` is the epoch in the clean-shutdown marker, or -1 without a marker (R21).
 
-        ``start_count`` is that of the data directory (R51), or 0 if it is unknown. ``damaged`` returns the
-        replicas to report as damaged or offline. ``on_waiting`` is called with the reason after
-        EXPLAIN_AFTER_MS, and after each failed attempt to register.
+        ``start_count`` is the number of starts in the data directory (R51), or 0 if it is unknown.
+        ``damaged`` returns the replicas to report as damaged or offline. ``on_waiting`` is called with the
+        reason for the wait every EXPLAIN_AFTER_MS, and after each failed attempt to register.
+        ``missing_at_first_start`` returns the voters for whose first start this node waits.
         """
         self._node = node
         self._controller = controller
@@ -96,6 +99,8 @@ class Registration:
         self._start_count = start_count
         self._damaged = damaged
         self._on_waiting = on_waiting
+        self._missing_at_first_start = missing_at_first_start
+        self._problem = "no controller has responded"  # of the last attempt to register
         self._config = config
         self._clock = clock
         self._is_silent = False  # whether the end of the session was logged
@@ -106,8 +111,8 @@ class Registration:
     async def register(self) -> None:
         """Register this process. Return when this node's own image shows the registration.
 
-        Waits for a controller without limit. Raises DuplicateBrokerRegistrationError and every other error of
-        the controller that is not retriable.
+        Waits for a controller without limit. Raises every error of the controller that is not retriable;
+        DuplicateBrokerRegistrationError only after two session timeouts.
         """
         config = self._config
         request = RegisterBrokerRequest(
@@ -142,15 +147,17 @@ class Registration:
             explaining.cancel()
 
     async def _explain_wait(self) -> None:
-        await self._clock.sleep_ms(EXPLAIN_AFTER_MS)
-        self._on_waiting(self._reason("no controller has responded"))
+        while True:
+            await self._clock.sleep_ms(EXPLAIN_AFTER_MS)
+            self._on_waiting(self._reason())
 
-    def _reason(self, problem: str) -> str:
+    def _reason(self) -> str:
+        head = f"broker {self._config.node_id} is starting, and no controller has accepted it yet"
+        missing = self._missing_at_first_start()
+        if missing:
+            return f"{head}; first start: all voters must run; missing: {', '.join(map(str, missing))}"
         voters = ",".join(self._config.controller_quorum_voters)
-        return (
-            f"broker {self._config.node_id} is starting, and no controller has accepted it yet: {problem}; "
-            f"a majority of {voters} must run"
-        )
+        return f"{head}: {self._problem}; a majority of {voters} must run"
 
     async def _repeat_until_accepted(
         self, request: RegisterBrokerRequest, began_ms: int
@@ -167,7 +174,8 @@ class Registration:
                     may_end and isinstance(error, DuplicateBrokerRegistrationError)
                 ):
                     raise
-                self._on_waiting(self._reason(error.message))
+                self._problem = error.message
+                self._on_waiting(self._reason())
                 voters = ",".join(self._config.controller_quorum_voters)
                 logger.warning(
                     "waiting for a controller %s",
@@ -178,7 +186,8 @@ class Registration:
                 await self._clock.sleep_ms(START_INTERVAL_MS)
 
     async def wait_unfenced(self) -> None:
-        """Send heartbeats until this broker is unfenced and its own image shows that."""
+        """Send heartbeats until this broker is unfenced and its own image shows that. Raises BrokerErrors
+        that are not retriable."""
         while True:
             try:
                 response = await self._heartbeat()
@@ -193,8 +202,12 @@ class Registration:
             await self._clock.sleep_ms(START_INTERVAL_MS)
 
     async def heartbeat_forever(self) -> None:
-        """Send heartbeats until cancelled. Raises StaleBrokerEpochError if another process has registered
-        under this node id."""
+        """Send heartbeats until cancelled, except after ``hand_over`` was called. Register again if the
+        controller does not know this broker.
+
+        Raises StaleBrokerEpochError if another process has registered under this node id, and the errors of
+        ``register``.
+        """
         interval_ms = self._config.broker_heartbeat_interval_ms
         pause_ms = interval_ms
         while True:
@@ -240,7 +253,7 @@ class Registration:
         return response
 
     def extend_session(self, sent_ms: int) -> None:
-        """Extend this broker's session, because the heartbeat sent at ``sent_ms`` was answered (R23)."""
+        """Extend the session, because the controller responded to the heartbeat sent at ``sent_ms`` (R23)."""
         self._node.session_end_ms = sent_ms + self._config.broker_session_timeout_ms
 
     def _check_contact(self, error: BrokerError) -> None:
@@ -253,7 +266,8 @@ class Registration:
         )
 
     async def hand_over(self) -> bool:
-        """Transfer all leaderships to other brokers. Return whether that succeeded; False after an error."""
+        """Transfer all leaderships to other brokers. Return True if that succeeded. Return False after an
+        error, after HAND_OVER_TIMEOUT_MS, or if this process was never registered."""
         if self._node.broker_epoch == NO_BROKER_EPOCH:
             return False
         self._is_leaving = True

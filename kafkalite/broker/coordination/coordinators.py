@@ -1,4 +1,4 @@
-"""The coordinators of this broker: one shard for each partition of the internal topics that it leads.
+"""The coordinators of this broker: one shard for each partition of an internal topic that this broker leads.
 
 When this broker becomes the leader of such a partition, ``Coordinators`` creates a shard, which replays the
 log and then serves. When the leadership ends, the shard is closed. One task calls ``Shard.tick`` when a
@@ -54,7 +54,7 @@ OnChange = Callable[[Shard], None]
 
 
 class Coordinators:
-    """The shards of this broker, by (topic, partition) of the internal topics that it leads."""
+    """Owns the shards of this broker, one for each partition of an internal topic that this broker leads."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Coordinators:
     ) -> None:
         """``offline_reason`` returns why this broker cannot lead a partition that it should lead, or "".
 
-        ``machines`` is {kind: factory of state machines}, for kinds that do not use the standard one.
+        ``machines`` is {kind: factory of state machines}, for kinds that do not use the standard machine.
         """
         self.creation = TopicCreation(config, channel, clock)  #: creates the internal topics
         #: Group heartbeats whose responses wait for an update for the member.
@@ -103,7 +103,8 @@ class Coordinators:
         return self.shard_of(GROUP, group_id)
 
     def transactions(self, transactional_id: str) -> Shard:
-        """Return the shard of a transactional id or application. Raises the same errors as ``shard_of``."""
+        """Return the shard of a transactional id, or of the application id of a transaction group. Raises the
+        same errors as ``shard_of``."""
         return self.shard_of(TRANSACTION, transactional_id)
 
     def shard_of(self, kind: int, key: str) -> Shard:
@@ -149,8 +150,8 @@ class Coordinators:
                 yield self._shards[key]
 
     def count(self, kind: int) -> int:
-        """Return the number of groups in the loaded shards, or of transactional ids and writers, depending on
-        ``kind``."""
+        """Return the number of groups in the loaded shards if ``kind`` is GROUP, otherwise the number of
+        transactional ids and writers."""
         count = _COUNTS[kind]
         return sum(count(shard.machine) for shard in self.shards(kind) if shard.is_loaded)
 
@@ -166,14 +167,17 @@ class Coordinators:
         self._on_close[kind].append(callback)
 
     def on_marker(self, partition: Partition, producer_id: int, is_commit: bool) -> None:
-        """Apply or drop a transaction's pending records, because its marker is now in ``partition`` (R35)."""
+        """Apply or drop a transaction's pending records, because ``partition`` now has its marker (R35).
+
+        Has no effect if ``partition`` has no shard.
+        """
         shard = self._shards.get(partition.key)
         if shard is not None and shard.partition is partition:
             shard.on_marker(producer_id, is_commit=is_commit)
 
     def on_leading(self, partition: Partition) -> None:
         """Create a shard for ``partition``, which this broker leads, unless there is one of the same leader
-        epoch."""
+        epoch. Close a shard of an earlier leader epoch. Ignore partitions of topics that are not internal."""
         kind = KINDS.get(partition.key.topic)
         if kind is None or self._is_closed:
             return
@@ -240,7 +244,7 @@ class Coordinators:
             )
 
     def publish(self, delta: Delta, image: ClusterImage) -> None:
-        """Adopt a new image. If topics were created, deleted or extended, schedule a tick of every shard."""
+        """Use a new image. If it adds, removes or extends topics, schedule a tick of every loaded shard."""
         before, self._image = self._image, image
         if image.topics is not before.topics and delta.has_reshaped_topics():
             self.topics = TopicShapes(image.topics)

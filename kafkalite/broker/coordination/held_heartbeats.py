@@ -36,7 +36,7 @@ class HeldHeartbeats:
     def submit(
         self, shard: Shard, request: ConsumerGroupHeartbeatRequest, caller: Caller
     ) -> Response | Pending:
-        """Submit a heartbeat to ``shard``. Return the response, or a Pending if the response is held."""
+        """Submit a heartbeat to ``shard``. Return the response, or a Pending while the response is held."""
         group_id, member_id = request.group_id, request.member_id
         earlier = self._by_group.get(group_id, {}).get(member_id)
         if earlier is not None:

@@ -13,15 +13,13 @@ from kafkalite.coordinator_types import TopicShape
 from kafkalite.errors import CoordinatorNotAvailableError, ErrorCode, InvalidTopicError, KafkaliteError
 from kafkalite.limits import MAX_INTERNAL_BATCH_BYTES
 from kafkalite.metadata.image import ClusterImage, TopicImage
-from kafkalite.model import INTERNAL_PREFIX
+from kafkalite.model import INTERNAL_PREFIX, OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, CreateTopicsResponse, NewTopic
 from kafkalite.records.partitioners import murmur2
 
 if TYPE_CHECKING:
     from kafkalite.broker.cluster.controller_channel import ControllerChannel
 
-OFFSETS_TOPIC: Final = "__consumer_offsets"
-TRANSACTIONS_TOPIC: Final = "__transaction_state"
 #: The key types of FindCoordinator.
 GROUP: Final = 0
 TRANSACTION: Final = 1
@@ -42,7 +40,7 @@ _PARTITIONS: Final = {
 
 
 def refuse_internal(topic: str) -> None:
-    """Raise InvalidTopicError if ``topic`` is internal. Only brokers may use internal topics."""
+    """Raise InvalidTopicError if ``topic`` is internal."""
     if topic.startswith(INTERNAL_PREFIX):
         raise InvalidTopicError(
             f"topic {topic!r} is internal: names that begin with {INTERNAL_PREFIX} are for brokers only",
@@ -51,7 +49,7 @@ def refuse_internal(topic: str) -> None:
 
 
 def partition_of(key: str, partition_count: int) -> int:
-    """Return the partition that a group id or a transactional id hashes to."""
+    """Return the partition that a group id, transactional id or application id hashes to."""
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partition_count
 
 
@@ -97,7 +95,10 @@ class TopicCreation:
         self._creations: SharedTasks[int, None] = SharedTasks()
 
     async def ensure(self, kind: int, image: ClusterImage) -> None:
-        """Return when the topic exists in this broker's image. Raises CoordinatorNotAvailableError."""
+        """Create the internal topic of ``kind``, unless it exists. Return when this broker's image has it.
+
+        Raises CoordinatorNotAvailableError.
+        """
         await self._creations.run(kind, partial(self._create, kind, image), name=f"create {TOPICS[kind]}")
 
     async def _create(self, kind: int, image: ClusterImage) -> None:

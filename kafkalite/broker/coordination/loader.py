@@ -25,11 +25,11 @@ _HEAD: Final = Struct(">8xi5xIhi")
 
 
 async def load(shard: Shard) -> int:
-    """Replay the log up to its end, then let the shard serve. Return the number of replayed records.
+    """Replay the log up to its end, then let the shard serve. Return the number of records that were read.
 
     Records above the high watermark are included: a leader never removes them, and responses wait until they
     are committed. Returns early if the shard is closed meanwhile. Raises LogOfflineError for a damaged log,
-    StorageError, OSError, and the errors of the machine for records that it cannot read.
+    the errors of reading it, and the errors of the machine for records that it cannot decode.
     """
     partition = shard.partition
     refuse_damaged(partition)
@@ -59,8 +59,10 @@ def refuse_damaged(partition: Partition) -> None:
 
 
 def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:
-    """Replay the records with a key in the batches of ``buffer``. Return the number of records, including
-    those without a key."""
+    """Replay the transaction markers and the records with a key in the batches of ``buffer``.
+
+    Return the number of records, including those without a key but not the markers.
+    """
     record_count, position = 0, 0
     replay, new_record, unpack_head = machine.replay, tuple.__new__, _HEAD.unpack_from
     data = bytes(buffer)

@@ -1,10 +1,10 @@
-"""Sends the markers of decided transactions, and notifies the coordinator when all are written (R32).
+"""Sends the markers of decided transactions (R32).
 
-The coordinator's replayed state alone determines the markers to send
-(``TransactionMachine.pending_markers``), so a new coordinator continues where the previous one ended.
-Markers are sent after their decision is committed. Each marker is sent to the leader of its partition, again
-and again until it is committed there, for as long as this broker coordinates the transaction. The marker of
-a deleted partition counts as written.
+When all markers of a transaction are written, the coordinator is notified. The coordinator's replayed state
+alone determines the markers to send (``TransactionMachine.pending_markers``), so a new coordinator continues
+where the previous one ended. Markers are sent after their decision is committed. Each marker is sent to the
+leader of its partition, again and again until it is committed there, for as long as this broker coordinates
+the transaction. The marker of a deleted partition counts as written.
 
     pending ──decision committed──► routed by leader ──written──► all partitions: MarkersWritten ──► complete
                                        ▲        └──refused, lost, no leader──► later ──┐
@@ -60,8 +60,8 @@ _Key = tuple[str, int, int]
 class _Work:
     """The markers of one transaction.
 
-    ``open`` has the partitions whose marker is not written yet. Each of them is in a route, in flight or in
-    ``later``.
+    ``open`` has the partitions whose marker is not written yet. Once the decision is committed, each of them
+    is in a route, in flight or in ``later``.
     """
 
     shard: Shard
@@ -106,7 +106,7 @@ class MarkerSender:
         loop: asyncio.AbstractEventLoop,
         on_complete: Callable[[str], None],
     ) -> None:
-        """``on_complete(transactional_id)`` is called when all markers of its transaction are written."""
+        """``on_complete(transactional_id)`` is called when all markers of a transaction are written."""
         self._send = send
         self._image = image
         self._tasks = tasks
@@ -140,7 +140,7 @@ class MarkerSender:
             self._finish_when_written(work)
 
     def _add_new(self, shard: Shard, ending: _Ending, pending: Sequence[PendingMarker]) -> None:
-        """Add new decisions, which are committed once the high watermark is at the current log end."""
+        """Add new decisions, which are committed once the high watermark reaches the current log end."""
         ending.last_seen = pending[-1]
         for marker in pending:
             if marker.key not in ending.works:
@@ -250,7 +250,8 @@ class MarkerSender:
     ) -> None:
         """Process the results ``answered`` for the markers of one transaction that were sent to a broker.
 
-        A marker without a result failed for ``reason``, and is sent again later.
+        Markers without a result failed for ``reason``. Markers without a result, and markers whose result is
+        not in ``_WRITTEN``, are sent again later.
         """
         outcomes = {(one.topic, one.partition): one for one in answered}
         for at in partitions:

@@ -1,9 +1,9 @@
 """Appends the markers of ended transactions to the partitions that this broker leads.
 
-Each marker is an ordinary replicated batch, and acknowledged when every in-sync replica has it (R33). If the
-log already has the marker, it is not appended again, but its commit is awaited. A marker in
-``__consumer_offsets`` puts the transaction's offsets into effect as soon as it is appended, which is before
-its acknowledgement (R35).
+Each marker is an ordinary replicated batch. It is acknowledged when every in-sync replica has it (R33). If
+the log already has the marker, it is not appended again, but its commit is awaited. A commit marker in
+``__consumer_offsets`` puts the transaction's offsets into effect when it is appended, which is before its
+acknowledgement (R35).
 """
 
 # Tests: tests/broker/test_transactions.py
@@ -37,7 +37,7 @@ class MarkerWriter:
     """Appends markers and waits until they are committed."""
 
     def __init__(self, partitions: Partitions, waiters: Waiters, clock: Clock, on_marker: OnMarker) -> None:
-        """``on_marker`` applies or drops a transaction's offsets. Called after each marker is appended."""
+        """``on_marker`` applies or drops a transaction's offsets. It is called after each appended marker."""
         self._partitions = partitions
         self._waiters = waiters
         self._clock = clock

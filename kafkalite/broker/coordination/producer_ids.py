@@ -21,7 +21,7 @@ class ProducerIds:
         self._allocating = asyncio.Lock()
 
     def take(self) -> int | None:
-        """Return the next id, or None if the block is used up. Only ``next`` allocates another block."""
+        """Return the next id, or None if none is left. Only ``next`` allocates another block."""
         if self._next == self._end:
             return None
         self._next += 1

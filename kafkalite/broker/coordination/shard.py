@@ -1,10 +1,10 @@
-"""One coordinator: a state machine for one partition of an internal topic, which this broker leads.
+"""One coordinator: a state machine for a partition that this broker leads in an internal topic.
 
 Each request is decided on the state at the end of the log. The records of the decision are appended as one
-batch and replayed at once. The response is sent when the high watermark has reached that log end. So a
-decision is never reverted, and no response, including errors and reads, depends on records that may still be
-lost (R36, R39, R40). When the leadership ends, held requests get NOT_COORDINATOR, and the shard is discarded
-with its machine. The next leader replays the whole log before it serves.
+batch and replayed at once. The response is sent when the high watermark has reached the new log end. So no
+response, including errors and reads, depends on records that may still be lost (R36, R39, R40). When the
+leadership ends, held requests get NOT_COORDINATOR, and the shard is discarded with its machine. The next
+leader replays the whole log before it serves.
 """
 
 # Tests: tests/broker/test_coordinators.py
@@ -116,8 +116,8 @@ class Shard:
     """Coordinates the groups or transactions whose names hash to one partition of an internal topic.
 
     Invariants: while the shard is loaded and open, the machine's state is the replay of the whole log. The
-    end offsets in ``_held`` never decrease. While responses are held or records are uncommitted, ``_waiter``
-    is registered.
+    end offsets in ``_held`` never decrease. While responses are held, ``_waiter`` is registered or a call of
+    ``_flush`` is scheduled.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Shard:
 
     @property
     def end_offset(self) -> int:
-        """The log end offset (exclusive). The state includes all records below it."""
+        """The log end offset (exclusive). The state of a loaded shard includes all records below it."""
         return self.partition.log_end_offset
 
     @property
@@ -186,9 +186,9 @@ class Shard:
         """Return the response to ``command``, held until all records that the response depends on are
         committed.
 
-        Never raises: an error is a Refusal with the machine's error code, NOT_COORDINATOR,
-        COORDINATOR_LOAD_IN_PROGRESS or COORDINATOR_NOT_AVAILABLE. After COORDINATOR_NOT_AVAILABLE the client
-        must retry, because the command may or may not take effect.
+        Raises only AssertionErrors: any other error becomes a Refusal with the machine's error code,
+        NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS or COORDINATOR_NOT_AVAILABLE, for example. After
+        COORDINATOR_NOT_AVAILABLE the client must retry, because the command may or may not take effect.
         """
         try:
             self.check()
@@ -224,7 +224,7 @@ class Shard:
         return await settled(self.submit(command, caller))
 
     def _claim(self, now: Instant) -> None:
-        """Append an empty record, so that the response to the current request waits until it is committed.
+        """Append an empty record, so that the response to the current request waits for its commit.
 
         Called while this broker has no session, so that another broker may be the coordinator (R23) and the
         state here may be outdated. If the record is committed, this broker is still the leader. Nothing is
@@ -234,7 +234,10 @@ class Shard:
             self._append(build_batch([None], None, now.wall_ms), now)
 
     def _write(self, decision: Decision, now: Instant) -> None:
-        """Append a decision's records as one batch and replay them. If this raises, nothing has changed."""
+        """Append a decision's records as one batch and replay them.
+
+        If the append raises, nothing has changed. If a replay fails, raises AssertionError.
+        """
         keys, values = zip(*decision.records, strict=True)
         producer_id, producer_epoch = decision.producer_id, decision.producer_epoch
         batch = build_batch(
@@ -362,8 +365,8 @@ class Shard:
     # --- time and topics
 
     def tick(self) -> None:
-        """Append and replay the records that passed deadlines and changed topics require, such as those that
-        expel a member.
+        """Append and replay the machine's records for deadlines that have passed and for changed topics, such
+        as the records that expel a member.
 
         Each call appends at most one batch, and schedules another call if it has appended one.
         """

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalite.broker.coordination.coordinators import Coordinators
-from kafkalite.broker.coordination.internal_topics import TRANSACTION, TRANSACTIONS_TOPIC
+from kafkalite.broker.coordination.internal_topics import TRANSACTION
 from kafkalite.broker.coordination.marker_sender import MarkerSender
 from kafkalite.broker.coordination.marker_writer import MarkerWriter
 from kafkalite.broker.coordination.producer_ids import ProducerIds
@@ -51,7 +51,7 @@ from kafkalite.errors import (
     UnknownTopicOrPartitionError,
     broker_error,
 )
-from kafkalite.model import TopicPartition
+from kafkalite.model import TRANSACTIONS_TOPIC, TopicPartition
 from kafkalite.protocol.messages.transactions import (
     AddPartitionsToTxnRequest,
     TxnPartition,
@@ -163,9 +163,10 @@ class Transactions:
         """Return when the coordinator has durably added ``partitions`` to the transaction, so that each will
         get a marker (R31).
 
-        Raises the coordinator's error if it refuses. Raises a retriable error if the result is unknown (R30):
-        ConcurrentTransactionsError while the previous transaction is not complete, or
-        CoordinatorNotAvailableError if no coordinator responded in time.
+        Raises the coordinator's error if it refuses. Raises a retriable error (R30) if no decision arrived in
+        time: ConcurrentTransactionsError while the previous transaction is not complete,
+        UnknownTopicOrPartitionError while the coordinator's image lacks a partition, or
+        CoordinatorNotAvailableError if no coordinator responded.
         """
         request = AddPartitionsToTxnRequest(
             transactional_id, producer_id, producer_epoch, [TxnPartition(*key) for key in partitions]
@@ -192,7 +193,7 @@ class Transactions:
         )
 
     def _judge(self, error: KafkaliteError) -> Verdict:
-        """Return whether, and after which pause, to retry after an error of the coordinator."""
+        """Return whether, and for how long, to retry after an error of the coordinator."""
         if isinstance(error, _WAITS):
             return Verdict(must_locate=True, limit_ms=0 if self.is_closed else CONCURRENT_TIMEOUT_MS)
         if isinstance(error, _ELSEWHERE):
@@ -284,7 +285,7 @@ class Transactions:
         """Reserve a producer id, and submit the command that ``make`` returns for it.
 
         If the command does not use the id, the id is discarded. Raises the same errors as ``submit``, and
-        RequestTimedOutError if no id could be reserved in time.
+        the errors of ``ProducerIds.next``, such as RequestTimedOutError if no id could be reserved in time.
         """
         self._coordinators.transactions(transactional_id)  # raises before an id is reserved
         spare_id = self._producer_ids.take()

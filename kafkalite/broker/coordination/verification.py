@@ -1,10 +1,10 @@
 """Makes transactional batches wait until the coordinator has added their partition to the transaction (R31).
 
 The first batch of a transaction in a partition waits until the coordinator has added the partition durably.
-From then on the end of the transaction is certain to write a marker there; if it has already done so, the
-marker's epoch fences the batch. So no late batch can stay in a transaction that never ends, or become part of
-the next one (KIP-890). Later batches of the same producer wait in order behind the first. A batch does not
-wait if the log has an open transaction of its producer and epoch.
+From then on the end of the transaction is certain to write a marker there. If the transaction has ended
+before the batch is appended, the marker's epoch fences the batch. So no late batch can stay in a transaction
+that never ends, or become part of the next one (KIP-890). Later batches of the same producer wait in order
+behind the first. A batch does not wait if the log has an open transaction of its producer and epoch.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Verifications:
         """Append a batch now, or after its transaction has been verified.
 
         Returns the result of ``Partition.append``, or None if the batch must wait. A waiting batch must not
-        change until ``then`` is called, once, with the result or an error. Raises the errors of
-        ``Partition.append``.
+        change until ``then`` is called, once, with the result or an error; a stop of the broker drops the
+        batch without a call. Raises the errors of ``Partition.append``.
         """
         place = (partition.key, header.producer_id)
         queue = self._queues.get(place)
@@ -99,7 +99,8 @@ class Verifications:
         return None
 
     def _gather(self, owner: Owner, key: TopicPartition) -> None:
-        """Verify partition ``key`` in the next iteration of the loop, with all others of the transaction."""
+        """Verify partition ``key`` in the next iteration of the loop, together with the transaction's other
+        partitions that are gathered until then."""
         gathered = self._gathered.get(owner)
         if gathered is None:
             self._gathered[owner] = {key: None}

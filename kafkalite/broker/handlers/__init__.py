@@ -44,6 +44,9 @@ HANDLERS: Final[dict[int, Callable[[Services, Request, Client], HandlerResult]]]
     ApiKey.ALTER_CLIENT_QUOTAS: admin.alter_client_quotas,
     ApiKey.CONTROLLED_SHUTDOWN: admin.controlled_shutdown,
     ApiKey.ELECT_LEADERS: admin.elect_leaders,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: admin.alter_partition_reassignments,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: admin.list_partition_reassignments,
+    ApiKey.UNREGISTER_BROKER: admin.unregister_broker,
     # metadata
     ApiKey.METADATA: metadata.metadata,
     ApiKey.API_VERSIONS: metadata.api_versions,

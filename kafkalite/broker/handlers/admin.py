@@ -23,7 +23,7 @@ from kafkalite.errors import (
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
-from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_RESOURCES_PER_REQUEST
+from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST
 from kafkalite.metadata.quota_commands import find_quotas
 from kafkalite.metadata.records import BROKER, TOPIC
 from kafkalite.metadata.topic_config import BROKER_DEFAULT_OPTIONS, TOPIC_OPTIONS, topic_settings, value_text
@@ -31,6 +31,7 @@ from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterConfigsRequest,
+    AlterPartitionReassignmentsRequest,
     ConfigEntry,
     ConfigResource,
     ControlledShutdownRequest,
@@ -50,7 +51,9 @@ from kafkalite.protocol.messages.admin import (
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
     TopicResult,
+    UnregisterBrokerRequest,
 )
 
 if TYPE_CHECKING:
@@ -63,9 +66,9 @@ async def create_topics(services: Services, request: Request, client: Client) ->
     """Create topics. When the response is sent, this broker has created its own replicas of them.
 
     Errors, per topic: INVALID_TOPIC_EXCEPTION (an internal name) and those of
-    ``metadata.controller.create_topics``; of the whole request NOT_CONTROLLER, REQUEST_TIMED_OUT (after
+    ``metadata.topic_commands.create_topics``; of the whole request NOT_CONTROLLER, REQUEST_TIMED_OUT (after
     ``timeout_ms``; the topics may still be created), KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (above
-    controller_mutation_rate).
+    controller_mutation_rate, or too many commands wait).
     """
     message: CreateTopicsRequest = request.message
     default = services.config.num_partitions
@@ -85,8 +88,9 @@ async def create_partitions(services: Services, request: Request, client: Client
     """Add partitions to topics.
 
     Errors, per topic: INVALID_TOPIC_EXCEPTION (an internal topic: its keys would hash to other partitions)
-    and those of ``metadata.controller.create_partitions``; of the whole request NOT_CONTROLLER,
-    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (above controller_mutation_rate).
+    and those of ``metadata.topic_commands.create_partitions``; of the whole request NOT_CONTROLLER,
+    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (above controller_mutation_rate, or too
+    many commands wait).
     """
     message: CreatePartitionsRequest = request.message
     topics = services.controller.image.topics
@@ -107,7 +111,8 @@ async def delete_topics(services: Services, request: Request, client: Client) ->
 
     Errors, per topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST, POLICY_VIOLATION (``delete.topic.enable``
     is false), INVALID_TOPIC_EXCEPTION (an internal topic); of the whole request NOT_CONTROLLER,
-    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (above controller_mutation_rate).
+    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (above controller_mutation_rate, or too
+    many commands wait).
     """
     message: DeleteTopicsRequest = request.message
     names = message.names
@@ -129,7 +134,7 @@ def over_mutation_quota(
     controller_mutation_rate, or None if the quota admits it.
 
     Deviation from Kafka: a request is admitted or refused as a whole, and each broker counts for itself. A
-    request with more partitions than any request may have, which is refused later, counts as that many.
+    request with more than MAX_PARTITIONS_PER_REQUEST partitions counts as that number, and is refused later.
     """
     partition_count = min(partition_count, MAX_PARTITIONS_PER_REQUEST)
     quotas = services.quotas
@@ -160,11 +165,11 @@ async def _decide(
     nothing: Any,
     refused: Callable[[str, Outcome], Any],
 ) -> Reply:
-    """Return the controller's response to ``message``, a command about the topics ``names`` in its ``field``.
+    """Return the controller's response to ``message``, without passing internal topics to the controller.
 
-    Clients must not create, change or delete internal topics. Internal topics are removed from the command,
-    and ``refused(name, error)`` returns the result of each. If only internal topics are named, these results
-    are added to the empty response ``nothing``.
+    ``message`` is a command, and ``names`` are the names of the topics in its list ``field``. Clients must
+    not create, change or delete internal topics. The result of an internal topic is ``refused(name, error)``.
+    If only internal topics are named, the response is ``nothing`` with these results, and no command is sent.
     """
     results: dict[str, Any] = {}
     left: list[Any] = []
@@ -190,8 +195,9 @@ async def elect_leaders(services: Services, request: Request, client: Client) ->
     An unclean election may lose committed records, so the client must have proved that it knows the cluster's
     secret (S10).
 
-    Errors, per partition: those of ``metadata.controller.elect_leaders``; of the whole request
-    NOT_CONTROLLER, REQUEST_TIMED_OUT, CLUSTER_AUTHORIZATION_FAILED.
+    Errors, per partition: those of ``metadata.partition_commands.elect_leaders``; of the whole request
+    NOT_CONTROLLER, REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (too many commands
+    wait), CLUSTER_AUTHORIZATION_FAILED.
     """
     message: ElectLeadersRequest = request.message
     if message.is_unclean:
@@ -199,25 +205,57 @@ async def elect_leaders(services: Services, request: Request, client: Client) ->
     return Reply(await services.channel.decide(message, timeout_ms=message.timeout_ms))
 
 
+async def alter_partition_reassignments(services: Services, request: Request, _client: Client) -> Response:
+    """Begin, replace or cancel reassignments of partitions (KIP-455).
+
+    The response is sent when they have begun; ListPartitionReassignments shows when they are complete.
+
+    Errors, per partition: those of ``metadata.reassignment_commands.alter_partition_reassignments``; of the
+    whole request NOT_CONTROLLER, REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (too many
+    commands wait).
+    """
+    message: AlterPartitionReassignmentsRequest = request.message
+    return Reply(await services.channel.decide(message, timeout_ms=message.timeout_ms))
+
+
+async def list_partition_reassignments(services: Services, request: Request, _client: Client) -> Response:
+    """Return the reassignments that are in progress, as the active controller knows them (KIP-455).
+
+    Errors: NOT_CONTROLLER, REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (too many
+    commands wait).
+    """
+    message: ListPartitionReassignmentsRequest = request.message
+    return Reply(await services.channel.decide(message, timeout_ms=message.timeout_ms))
+
+
+async def unregister_broker(services: Services, request: Request, _client: Client) -> Response:
+    """Remove a broker without replicas from the cluster, and retire its node id.
+
+    Errors: those of ``metadata.broker_commands.unregister_broker``; NOT_CONTROLLER, REQUEST_TIMED_OUT,
+    KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (too many commands wait).
+    """
+    message: UnregisterBrokerRequest = request.message
+    return Reply(await services.channel.decide(message, timeout_ms=0))
+
+
 async def alter_configs(services: Services, request: Request, _client: Client) -> Response:
     """Set and remove overrides of topics and brokers (KIP-339). The response is sent when they are in effect.
 
-    Errors, per resource: those of ``metadata.controller.alter_configs``; of the whole request
-    NOT_CONTROLLER, KAFKA_STORAGE_ERROR.
+    Errors, per resource: those of ``metadata.config_commands.alter_configs``; of the whole request
+    NOT_CONTROLLER, REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (too many commands
+    wait).
     """
     message: AlterConfigsRequest = request.message
     return Reply(await services.channel.decide(message, timeout_ms=0))
 
 
 def describe_configs(services: Services, request: Request, _client: Client) -> Reply:
-    """Return every option of a topic or of this broker with its current value and its source.
+    """Return every option of a topic or of this broker with its value and its source. Secrets have no value.
 
     Errors, per resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (another broker, or an unknown
-    resource type); of the whole request INVALID_REQUEST (too many resources).
+    resource type).
     """
     message: DescribeConfigsRequest = request.message
-    if len(message.resources) > MAX_RESOURCES_PER_REQUEST:
-        raise InvalidRequestError(f"at most {MAX_RESOURCES_PER_REQUEST} resources in one request")
     described = [_describe_resource(services, resource) for resource in message.resources]
     return Reply(DescribeConfigsResponse(0, None, described))
 
@@ -283,7 +321,8 @@ async def alter_client_quotas(services: Services, request: Request, _client: Cli
     """Set and remove quotas of clients (KIP-546). The response is sent when this broker enforces them.
 
     Errors, per entity: those of ``metadata.quota_commands.alter_client_quotas``; of the whole request
-    NOT_CONTROLLER, KAFKA_STORAGE_ERROR.
+    NOT_CONTROLLER, REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (too many commands
+    wait).
     """
     message: AlterClientQuotasRequest = request.message
     return Reply(await services.channel.decide(message, timeout_ms=0))
@@ -319,9 +358,10 @@ def require_secret(client: Client, what: str) -> None:
 
 
 def controlled_shutdown(services: Services, request: Request, client: Client) -> HandlerResult:
-    """Transfer a broker's leaderships to other brokers and stop it. Other brokers forward the request to it.
+    """Make a broker transfer its leaderships to other brokers and stop. The response does not wait for that.
 
-    The client must have proved that it knows the cluster's secret (S10).
+    Other brokers forward the request to the broker that it names. The client must have proved that it knows
+    the cluster's secret (S10).
 
     Errors: INVALID_REQUEST (no such broker), REQUEST_TIMED_OUT, CLUSTER_AUTHORIZATION_FAILED, and the errors
     of connecting to the broker.

@@ -1,17 +1,16 @@
 """Handlers for the nodes of a cluster: authentication, registration, requests to the active controller.
 
-Before a node has proved that it belongs to the cluster, only ClusterHello and ClusterProof are accepted
-(S10).
+Of these requests, only ClusterHello and ClusterProof are accepted before the node has proved that it belongs
+to the cluster (S10).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.client import Client, audit
 from kafkalite.broker.server.responses import Refusal, Reply, Response
 from kafkalite.broker.services import Services
 from kafkalite.broker.tasks import first_of
@@ -39,7 +38,6 @@ from kafkalite.protocol.messages.cluster import (
 if TYPE_CHECKING:
     from kafkalite.raft.raft_quorum import RaftQuorum
 
-logger = logging.getLogger(__name__)
 
 MAX_FETCH_WAIT_MS: Final = 5_000
 MAX_FETCH_BYTES: Final = 16 * MIB
@@ -53,6 +51,9 @@ FORWARDED: Final = frozenset(
         ApiKey.ALTER_CONFIGS,
         ApiKey.ALTER_CLIENT_QUOTAS,
         ApiKey.ELECT_LEADERS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        ApiKey.UNREGISTER_BROKER,
         ApiKey.CREATE_ACLS,
         ApiKey.DELETE_ACLS,
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
@@ -63,7 +64,7 @@ FORWARDED: Final = frozenset(
 def cluster_hello(services: Services, request: Request, client: Client) -> Reply:
     """Respond to another node's challenge with a proof, and challenge that node in turn (S10).
 
-    Discards any earlier authentication of the connection.
+    Revokes an earlier proof of a node on this connection.
 
     Errors: INCONSISTENT_CLUSTER_ID, CLUSTER_AUTHORIZATION_FAILED (this node is not part of a cluster, or the
     other node claims this node's own id), INVALID_REQUEST (the nonce).
@@ -85,7 +86,8 @@ def cluster_proof(_services: Services, request: Request, client: Client) -> Resp
     """
     challenge, client.challenge = client.challenge, None
     if challenge is None or not challenge.is_met_by(request.message):
-        logger.warning("node refused %s", Fields(peer=client.peer, reason="it does not know the secret"))
+        fields = Fields(principal=client.principal, host=client.host, reason="it does not know the secret")
+        audit.warning("node refused %s", fields)
         return Refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the proof is wrong", closes=True)
     client.authenticate(node_id=challenge.node_id)
     return Reply(ClusterProofResponse(0, None, challenge.node_id))
@@ -102,10 +104,10 @@ def raft_messages(_services: Services, _request: Request, _client: Client) -> Re
 def decide(services: Services, request: Request, client: Client) -> Coroutine[Any, Any, Response]:
     """Decide a request that another node sends on its own behalf. Only the active controller accepts it.
 
-    - BrokerRegistration: a new process of a broker joins the cluster (R20).
+    - BrokerRegistration: a broker joins the cluster (R20).
     - AlterPartition: a leader proposes a new in-sync set (R13).
     - CheckpointHighWatermarks: a leader reports the high watermarks of its partitions.
-    - ReportReplicas: a broker describes the logs of its replicas after an unclean stop (R46).
+    - ReportReplicas: a broker describes the logs of its replicas, for elections after unclean stops (R46).
     - AllocateProducerIds: a broker requests a block of producer ids.
 
     Errors: NOT_CONTROLLER, CLUSTER_AUTHORIZATION_FAILED (the request names a node other than that of the
@@ -118,8 +120,8 @@ def broker_heartbeat(services: Services, request: Request, client: Client) -> Co
     """Record that a registered broker is alive, and whether it wants to shut down.
 
     The broker's session depends on the connection of its last heartbeat: when that connection closes, the
-    controller fences the broker without waiting for the session timeout. Earlier connections do not matter,
-    because their end may be noticed late.
+    controller fences the broker without waiting for the session timeout. The end of an earlier connection has
+    no effect, because it may be noticed late.
 
     Errors: NOT_CONTROLLER, STALE_BROKER_EPOCH, BROKER_ID_NOT_REGISTERED, CLUSTER_AUTHORIZATION_FAILED (the
     request names a node other than that of the connection).
@@ -145,7 +147,7 @@ async def envelope(services: Services, request: Request, _client: Client) -> Res
     """Decide a client's command that another broker forwards. Only the active controller accepts it.
 
     Errors: NOT_CONTROLLER, INVALID_REQUEST (an api that is not forwarded, or a malformed request),
-    REQUEST_TIMED_OUT (the outcome is unknown).
+    REQUEST_TIMED_OUT (the outcome is unknown), THROTTLING_QUOTA_EXCEEDED (too many commands wait).
     """
     message: EnvelopeRequest = request.message
     if message.api_key not in FORWARDED:
@@ -167,7 +169,7 @@ async def envelope(services: Services, request: Request, _client: Client) -> Res
 async def fetch_metadata(services: Services, request: Request, _client: Client) -> Response:
     """Return committed entries of the metadata log to a broker that is not a voter. Long poll.
 
-    The response is also sent when the leader changes, because that broker must know the leader.
+    A change of the leader ends the wait, because such a broker must know the leader.
 
     Errors: INVALID_REQUEST (this node is not a voter).
     """

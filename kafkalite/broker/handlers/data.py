@@ -49,11 +49,11 @@ INIT_HOLD_MS: Final = 1_000
 def list_offsets(services: Services, request: Request, _client: Client) -> Reply:
     """Return the offset at which a partition begins, ends, or passes a timestamp.
 
-    Behaviour: LATEST is the high watermark. A timestamp finds the first batch below the high watermark whose
-    max timestamp is at least that timestamp. The result is its base offset and max timestamp, and the client
-    searches the batch for the record. If every record is older, the offset is NO_OFFSET (-1). With
-    ``read_committed`` the last stable offset replaces the high watermark. The batch found may belong to an
-    aborted transaction, or be a marker.
+    Behaviour: LATEST is the high watermark. A timestamp of 0 or more finds the first batch below the high
+    watermark whose max timestamp is at least that timestamp. The result is the batch's base offset and max
+    timestamp, and the client searches the batch for the record. If every record is older, the offset is
+    NO_OFFSET (-1). With ``read_committed`` the last stable offset replaces the high watermark. The batch
+    found may belong to an aborted transaction, or be a marker.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
     OFFSET_NOT_AVAILABLE (a new leader does not yet know which records are committed: R10), INVALID_REQUEST
@@ -82,7 +82,8 @@ def offsets_for_leader_epoch(services: Services, request: Request, _client: Clie
     Behaviour (KIP-101, KIP-279, R4): the result is the end offset of the largest known epoch that is not
     greater than the requested one, together with that epoch.
 
-    Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH.
+    Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
+    KAFKA_STORAGE_ERROR.
     """
     message: OffsetsForLeaderEpochRequest = request.message
     ends = [_epoch_end(services, asked) for asked in message.partitions]
@@ -100,14 +101,13 @@ def _epoch_end(services: Services, asked: EpochPartition) -> EpochEnd:
 
 
 def offsets_for_bytes(services: Services, request: Request, _client: Client) -> Reply:
-    """Return the offset to which a reader can read in a range of offsets within a limit of bytes.
+    """Return the offset up to which the batches in a range of offsets have at most ``max_bytes`` bytes.
 
-    Behaviour: the result is the greatest end of a batch in the range such that all batches up to it have at
-    most ``max_bytes``, or the end of the range if all its batches fit. A batch counts completely if
-    any of its offsets is in the range. The first batch is always included, however large. The range is
-    limited to offsets below the high watermark, with ``read_committed`` below the last stable offset. Deleted
-    records have no bytes. The result is computed from segment sizes and sparse indexes, at the same cost for
-    every range.
+    Behaviour: batches are added from the start of the range on, as long as they have at most ``max_bytes`` in
+    all. The result is the end of the last one, or the end of the range if all its batches fit. A batch counts
+    completely if any of its offsets is in the range. The first batch is always included, however large. The
+    range is limited to offsets below the high watermark or, with ``read_committed``, below the last stable
+    offset. Deleted records have no bytes. The result is computed from segment sizes and sparse indexes.
 
     Deviation from Kafka: it has no such API.
 
@@ -137,11 +137,11 @@ def _offset_for_bytes(
 def delete_records(services: Services, request: Request, _client: Client) -> PendingResults:
     """Move the log start of partitions forward.
 
-    Behaviour: ``before_offset`` is exclusive; LATEST (-1) means the high watermark. Segments entirely below
-    it are deleted, and other records below it can no longer be read. The log start never moves back. The
-    response is sent when every in-sync replica has durably moved its log start, so that any later leader has
-    it too. After ``timeout_ms`` the response is REQUEST_TIMED_OUT: the leader has deleted the records, and
-    the other replicas will do so soon. If the request is repeated, it waits for them again.
+    Behaviour: ``before_offset`` is the new log start; LATEST (-1) means the high watermark. Segments entirely
+    below the log start are deleted, and other records below it can no longer be read. The log start never
+    moves back. The response is sent when every in-sync replica has durably moved its log start, so that any
+    later leader has moved it too. After ``timeout_ms`` the response is REQUEST_TIMED_OUT, but the other
+    replicas still delete the records when they fetch. If the request is repeated, it waits for them again.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE (above the high watermark
     or below -1), KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT, INVALID_TOPIC_EXCEPTION (an internal topic).
@@ -172,8 +172,10 @@ def _on_deleted(
     offset: int,
     error: Exception | None,
 ) -> None:
-    """Wait until the other in-sync replicas have deleted the records too. Called when the leader's own log
-    has deleted them."""
+    """Wait until the other in-sync replicas have deleted the records too.
+
+    Called when the leader's own log has deleted them, or with ``error`` if that failed.
+    """
     if error is not None:
         waiting.set_error(index, error)
     elif waiting.is_expected(index):
@@ -196,14 +198,16 @@ def _deletion_reply(results: list[DeletedRecords]) -> Reply:
 def init_producer_id(services: Services, request: Request, client: Client) -> HandlerResult:
     """Assign a producer id and epoch (KIP-98, KIP-360).
 
-    Behaviour: without a transactional id, the result is a producer id of this broker's block, or the next
-    epoch of the given id. With a transactional id, its coordinator assigns the next producer id and epoch,
-    which fences the previous producer. It first aborts that producer's open transaction (R34). The response
-    waits up to ``INIT_HOLD_MS`` for the abort; after that it is CONCURRENT_TRANSACTIONS.
+    Behaviour: without a transactional id, the result is the next epoch of the given producer id, or a new
+    producer id if none is given or its epochs are used up. With a transactional id, its coordinator assigns
+    the next producer id and epoch, which fences the previous producer. The coordinator first aborts the
+    previous producer's open transaction (R34). The response waits up to ``INIT_HOLD_MS`` for the abort; after
+    that it is CONCURRENT_TRANSACTIONS.
 
     Errors: REQUEST_TIMED_OUT (no block of ids from the controller in time). With a transactional id also
     NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS, CONCURRENT_TRANSACTIONS,
-    INVALID_TRANSACTION_TIMEOUT, PRODUCER_FENCED, INVALID_TXN_STATE.
+    INVALID_TRANSACTION_TIMEOUT, PRODUCER_FENCED, INVALID_TXN_STATE (the id of an application),
+    POLICY_VIOLATION (transactional.id.max.count).
     """
     message: InitProducerIdRequest = request.message
     transactional_id, timeout_ms, producer_id, producer_epoch = message

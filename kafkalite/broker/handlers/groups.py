@@ -1,22 +1,19 @@
 """Handlers for consumer groups and their offsets, and for finding a coordinator.
 
-``groups.machine`` has the rules of groups. Every handler that needs a coordinator may return its errors:
-NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS.
+``groups.machine`` has the rules of groups. Every handler that needs a coordinator may return the errors of a
+coordinator: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
-from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC, TOPICS
+from kafkalite.broker.coordination.internal_topics import GROUP, TOPICS
 from kafkalite.broker.handlers.metadata import NO_NODE, address_for
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import Outcome, translate
 from kafkalite.broker.server.responses import HandlerResult, Pending, Reply, Response
 from kafkalite.broker.services import Services
 from kafkalite.errors import BrokerError, CoordinatorNotAvailableError, InvalidRequestError
-from kafkalite.limits import MAX_GROUPS_PER_REQUEST
-from kafkalite.model import NO_EPOCH, TopicPartition
+from kafkalite.model import NO_EPOCH, OFFSETS_TOPIC, TopicPartition
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.groups import (
     ConsumerGroupHeartbeatRequest,
@@ -38,25 +35,21 @@ from kafkalite.protocol.messages.groups import (
     TxnOffsetCommitRequest,
 )
 
-MAX_KEYS: Final = 1_000
-
 
 def find_coordinator(services: Services, request: Request, client: Client) -> HandlerResult:
     """Return the broker that coordinates a group, a transactional id, or a transaction group.
 
-    Behaviour: this is the leader of the internal topic's partition to which the key hashes. The first request
-    for a coordinator creates the topic, and its response waits for the creation.
+    Behaviour: this is the leader of the internal topic's partition to which the key hashes. If the topic is
+    missing, the request creates it, and the response waits for the creation.
 
     Errors, per key: COORDINATOR_NOT_AVAILABLE (the topic could not be created, or the partition has no leader
-    now), INVALID_REQUEST (an empty key); of the whole request INVALID_REQUEST (key type, too many keys).
+    now), INVALID_REQUEST (an empty key); of the whole request INVALID_REQUEST (key type).
     """
     message: FindCoordinatorRequest = request.message
     kind, keys = message
     if kind not in TOPICS:
         known = ", ".join(map(str, TOPICS))
         raise InvalidRequestError(f"key type {kind} is unknown; expected one of {known}")
-    if len(keys) > MAX_KEYS:
-        raise InvalidRequestError(f"at most {MAX_KEYS} keys in one request")
     if TOPICS[kind] not in services.controller.image.topics and any(keys):
         return _create_and_find(services, message, client)
     return Reply(_find_all(services, message, client))
@@ -108,7 +101,7 @@ def consumer_group_heartbeat(services: Services, request: Request, client: Clien
 
     Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH, UNRELEASED_INSTANCE_ID,
     FENCED_INSTANCE_ID, GROUP_MAX_SIZE_REACHED, UNSUPPORTED_ASSIGNOR, INVALID_REGULAR_EXPRESSION,
-    INVALID_REQUEST.
+    INVALID_REQUEST, POLICY_VIOLATION (group.max.count).
     """
     message: ConsumerGroupHeartbeatRequest = request.message
     coordinators = services.coordinators
@@ -123,8 +116,9 @@ def offset_commit(services: Services, request: Request, client: Client) -> Respo
     without a member id is accepted only if the group has no members.
 
     Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, FENCED_INSTANCE_ID, INVALID_REQUEST (a
-    commit of this member has arrived on a newer connection); per partition
-    OFFSET_METADATA_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID.
+    commit of this member has arrived on a newer connection), POLICY_VIOLATION (group.max.count); per
+    partition OFFSET_METADATA_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INVALID_REQUEST (a
+    negative offset), POLICY_VIOLATION (group.max.offsets).
     """
     message: OffsetCommitRequest = request.message
     return services.coordinators.groups(message.group_id).submit(message, client.caller)
@@ -162,9 +156,10 @@ async def txn_offset_commit(services: Services, request: Request, client: Client
     the transaction (R31). Then the offsets are appended there as a transactional batch. They take effect when
     the commit marker is appended to that partition.
 
-    Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, FENCED_INSTANCE_ID; those of the
-    transaction: INVALID_PRODUCER_EPOCH, PRODUCER_FENCED, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING,
-    CONCURRENT_TRANSACTIONS.
+    Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, FENCED_INSTANCE_ID, POLICY_VIOLATION
+    (group.max.count); those of the transaction: INVALID_PRODUCER_EPOCH, PRODUCER_FENCED, INVALID_TXN_STATE,
+    INVALID_PRODUCER_ID_MAPPING, CONCURRENT_TRANSACTIONS, UNKNOWN_TOPIC_OR_PARTITION (the transaction's
+    coordinator does not know ``__consumer_offsets`` yet); per partition those of OffsetCommit.
     """
     message: TxnOffsetCommitRequest = request.message
     coordinators = services.coordinators
@@ -195,11 +190,9 @@ async def list_groups(services: Services, request: Request, client: Client) -> R
 async def describe_groups(services: Services, request: Request, client: Client) -> Response:
     """Return the members of groups, their current and target assignments, and causes of recent rebalances.
 
-    Errors, per group: those of the coordinator, GROUP_ID_NOT_FOUND; of the whole request
-    INVALID_REQUEST (too many groups).
+    Errors, per group: those of the coordinator, GROUP_ID_NOT_FOUND.
     """
     message: DescribeGroupsRequest = request.message
-    _check_count(message.group_ids)
     groups: list[DescribedGroup] = []
     for group_id in message.group_ids:
         try:
@@ -216,11 +209,9 @@ async def describe_groups(services: Services, request: Request, client: Client) 
 async def delete_groups(services: Services, request: Request, client: Client) -> Response:
     """Delete groups without members, and their offsets. The response is sent when the deletion is committed.
 
-    Errors, per group: those of the coordinator, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP; of the whole request
-    INVALID_REQUEST (too many groups).
+    Errors, per group: those of the coordinator, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
     """
     message: DeleteGroupsRequest = request.message
-    _check_count(message.group_ids)
     deleted: list[DeletedGroup] = []
     for group_id in message.group_ids:
         try:
@@ -230,8 +221,3 @@ async def delete_groups(services: Services, request: Request, client: Client) ->
         except BrokerError as error:
             deleted.append(DeletedGroup(group_id, *translate(error)))
     return Reply(DeleteGroupsResponse(0, None, deleted))
-
-
-def _check_count(group_ids: list[str]) -> None:
-    if len(group_ids) > MAX_GROUPS_PER_REQUEST:
-        raise InvalidRequestError(f"at most {MAX_GROUPS_PER_REQUEST} groups in one request")

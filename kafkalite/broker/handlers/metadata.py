@@ -5,20 +5,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from kafkalite.broker.cluster.metadata_tree import describe
 from kafkalite.broker.handlers.admin import over_mutation_quota
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import Outcome, translate
 from kafkalite.broker.server.responses import HandlerResult, Reply, Response
+from kafkalite.broker.server.turns import InTurns, finished
 from kafkalite.broker.services import Services
-from kafkalite.errors import ErrorCode, InvalidRequestError, TopicAuthorizationFailedError
-from kafkalite.limits import MAX_TOPICS_PER_REQUEST
-from kafkalite.metadata.image import BrokerState, TopicImage
+from kafkalite.errors import ErrorCode, InvalidRequestError
+from kafkalite.metadata.image import BrokerState, ClusterImage, TopicImage
 from kafkalite.model import INTERNAL_PREFIX, topic_name_problem
-from kafkalite.protocol.api import supported_ranges
+from kafkalite.protocol.api import ApiKey, supported_ranges
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, CreateTopicsResponse, NewTopic
 from kafkalite.protocol.messages.metadata import (
@@ -37,7 +37,7 @@ from kafkalite.protocol.messages.metadata import (
     QuorumNode,
     TopicMetadata,
 )
-from kafkalite.security.acls import Operation
+from kafkalite.security.acls import Operation, ResourceType
 from kafkalite.transport import without_security
 from kafkalite.version import VERSION
 
@@ -46,6 +46,14 @@ NO_NODE: Final = -1
 CREATE_TIMEOUT_MS: Final = 15_000
 DESCRIBE_QUORUM_TIMEOUT_MS: Final = 2_000
 MAX_METADATA_WAIT_MS: Final = 30_000
+#: The number of names, or of topics and partitions, in one step of a Metadata request: about three ms (S24).
+TOPICS_PER_TURN: Final = 1_000
+#: The number of refused topics in a Metadata response that have an error text. The others have a code.
+MAX_TEXTS: Final = 100
+
+_MAX_DESCRIBED: Final = 2_048
+#: By topic id: the topic, and what clients see of it. Making it again takes half the time of a response.
+_described: dict[str, tuple[TopicImage, TopicMetadata]] = {}
 
 
 def api_versions(_services: Services, request: Request, client: Client) -> Reply:
@@ -59,41 +67,76 @@ def metadata(services: Services, request: Request, client: Client) -> HandlerRes
 
     Behaviour: this broker's address is the one that the client used, unless ``advertised.listeners`` sets
     another. The address of another broker is the one that it advertises for its listener with the same
-    number. Fenced brokers are omitted. A missing topic is created if both ``allow_auto_topic_creation`` and
-    ``auto.create.topics.enable`` allow it and its name is not internal; the response waits for the creation.
+    number, or for its last listener if it has fewer. Fenced brokers are omitted. A missing topic is created
+    if both ``allow_auto_topic_creation`` and ``auto.create.topics.enable`` allow it and its name is not
+    internal; the response waits for the creation.
 
     Errors, per topic: TOPIC_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION,
     THROTTLING_QUOTA_EXCEEDED (above controller_mutation_rate), and the errors of creating it; per partition:
-    LEADER_NOT_AVAILABLE; of the whole request INVALID_REQUEST (too many topics).
+    LEADER_NOT_AVAILABLE; of the whole request, if topics are created: NOT_CONTROLLER, REQUEST_TIMED_OUT,
+    KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (too many commands wait).
+    """
+    message: MetadataRequest = request.message
+    count = len(services.controller.image.topics if message.topics is None else message.topics)
+    steps = _steps(services, request, client)
+    if count <= TOPICS_PER_TURN:
+        result: HandlerResult = finished(steps)
+        return result
+    if message.topics is None or not _may_create(services, message):
+        return InTurns(services, steps)
+    return _run(steps)
+
+
+async def _run(steps: Generator[None, None, Response | Coroutine[Any, Any, Response]]) -> Response:
+    """Take the steps in turns with other work (S24), then create topics if necessary."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value if isinstance(end.value, Reply) else await end.value
+        await asyncio.sleep(0)
+
+
+def _may_create(services: Services, message: MetadataRequest) -> bool:
+    return message.allow_auto_topic_creation and services.config.auto_create_topics_enable
+
+
+def _steps(services: Services, request: Request, client: Client) -> Generator[None, None, Any]:
+    """Serve the request in steps of about TOPICS_PER_TURN topics, all from the same image.
+
+    Returns the response, or a coroutine that creates topics and returns it.
     """
     message: MetadataRequest = request.message
     image = services.controller.image
-    if message.topics is None:
-        return Reply(_describe_topics(services, client, sorted(image.topics), {}))
-    if len(message.topics) > MAX_TOPICS_PER_REQUEST:
-        raise InvalidRequestError(f"at most {MAX_TOPICS_PER_REQUEST} topics in one request")
-    names = list(dict.fromkeys(message.topics))
     refused: dict[str, Outcome] = {}
+    if message.topics is None:
+        names = sorted(image.topics)
+        return Reply((yield from _describe_topics(services, client, image, names, refused)))
+    names = list(dict.fromkeys(message.topics))
+    denied: list[str] = []
     missing: list[str] = []
-    for name in names:
-        try:
-            client.check(Operation.DESCRIBE, name)
-        except TopicAuthorizationFailedError as error:
-            refused[name] = translate(error)
-            continue
-        if name not in image.topics:
+    for count, name in enumerate(names, 1):
+        if not client.allows(Operation.DESCRIBE, ResourceType.TOPIC, name):
+            denied.append(name)
+        elif name not in image.topics:
             problem = topic_name_problem(name)
             if problem is not None:
                 refused[name] = Outcome(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
             elif not name.startswith(INTERNAL_PREFIX):
                 missing.append(name)
-    may_create = message.allow_auto_topic_creation and services.config.auto_create_topics_enable
-    if missing and may_create:
+        if count % TOPICS_PER_TURN == 0:
+            yield
+    errors = client.deny_topics(ApiKey.METADATA, Operation.DESCRIBE, denied)
+    if errors:
+        translated = {error: translate(error) for error in set(errors.values())}  # most have the same error
+        refused.update((name, translated[error]) for name, error in errors.items())
+        yield
+    if missing and _may_create(services, message):
         over = over_mutation_quota(services, request, client, len(missing) * services.config.num_partitions)
         if over is None:
             return _create_and_describe(services, client, names, missing, refused)
         refused.update(dict.fromkeys(missing, Outcome(over.error_code, over.error_message)))
-    return Reply(_describe_topics(services, client, names, refused))
+    return Reply((yield from _describe_topics(services, client, image, names, refused)))
 
 
 async def _create_and_describe(
@@ -108,18 +151,24 @@ async def _create_and_describe(
     for topic in created.topics:
         if topic.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             refused[topic.name] = Outcome(topic.error_code, topic.error_message)
-    return Reply(_describe_topics(services, client, names, refused))
+    image = services.controller.image
+    return Reply(finished(_describe_topics(services, client, image, names, refused)))
 
 
 def _describe_topics(
-    services: Services, client: Client, names: Iterable[str], refused: Mapping[str, Outcome]
-) -> MetadataResponse:
+    services: Services,
+    client: Client,
+    image: ClusterImage,
+    names: Iterable[str],
+    refused: Mapping[str, Outcome],
+) -> Generator[None, None, MetadataResponse]:
     """Return the live brokers, at addresses that ``client`` can use, and the topics ``names``.
 
     ``refused`` has the error of each topic that the client may not describe, that has an invalid name, or
-    that could not be created.
+    that could not be created. The first MAX_TEXTS of them are returned with their texts: the names make the
+    response large already.
     """
-    image, node_id = services.controller.image, services.config.node_id
+    node_id = services.config.node_id
     brokers = [
         BrokerMetadata(broker.node_id, address_for(node_id, broker, client), broker.rack)
         for _, broker in sorted(image.brokers.items())
@@ -127,16 +176,30 @@ def _describe_topics(
     ]
     unknown = Outcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
     topics: list[TopicMetadata] = []
+    left = TOPICS_PER_TURN
+    texts_left = MAX_TEXTS
     for name in names:
         topic = None if name in refused else image.topics.get(name)
-        if topic is None:
-            topics.append(TopicMetadata(*refused.get(name, unknown), name, "", False, []))
-        else:
+        left -= 1
+        if topic is not None:
             topics.append(_topic(topic))
+            left -= len(topic.partitions)
+        else:
+            code, text = refused.get(name, unknown)
+            if name in refused:
+                texts_left -= 1
+            topics.append(TopicMetadata(code, text if texts_left >= 0 else None, name, "", False, []))
+        if left <= 0:
+            left = TOPICS_PER_TURN
+            yield
     return MetadataResponse(0, None, services.cluster_id, _controller_id(services), brokers, topics)
 
 
 def _topic(topic: TopicImage) -> TopicMetadata:
+    """Return what clients see of a topic. Each response of the same state has the same object."""
+    described = _described.get(topic.topic_id)
+    if described is not None and described[0] == topic:
+        return described[1]
     partitions = [
         PartitionMetadata(
             ErrorCode.NONE if state.leader != NO_NODE else ErrorCode.LEADER_NOT_AVAILABLE,
@@ -150,9 +213,13 @@ def _topic(topic: TopicImage) -> TopicMetadata:
         )
         for number, state in enumerate(topic.partitions)
     ]
-    return TopicMetadata(
+    metadata = TopicMetadata(
         0, None, topic.name, topic.topic_id, topic.name.startswith(INTERNAL_PREFIX), partitions
     )
+    if len(_described) >= _MAX_DESCRIBED:
+        _described.clear()
+    _described[topic.topic_id] = topic, metadata
+    return metadata
 
 
 def _controller_id(services: Services) -> int:
@@ -162,10 +229,10 @@ def _controller_id(services: Services) -> int:
 
 
 def address_for(node_id: int, broker: BrokerState, client: Client) -> str:
-    """Return the address at which ``client`` can connect to ``broker``.
+    """Return the address at which ``client`` can connect to ``broker``. ``node_id`` is that of this broker.
 
-    For this broker it is the address that the client used. For another broker it is the address of its
-    listener with the same number, or of its last listener if it has fewer.
+    For this broker it is ``client.address``. For another broker it is the address of the listener with the
+    number of the client's listener, or of the last listener if that broker has fewer, or "" if it has none.
     """
     if broker.node_id == node_id:
         return client.address
@@ -175,7 +242,7 @@ def address_for(node_id: int, broker: BrokerState, client: Client) -> str:
 
 
 def describe_cluster(services: Services, _request: Request, client: Client) -> Reply:
-    """Return all brokers (also fenced ones), the active controller, and the metadata offset."""
+    """Return all brokers, including fenced ones, the active controller, and the metadata offset."""
     image, node_id = services.controller.image, services.config.node_id
     brokers = [
         BrokerDescription(
@@ -250,7 +317,7 @@ async def _ask_leader(services: Services, message: DescribeQuorumRequest) -> Res
 def describe_recovery(services: Services, request: Request, _client: Client) -> HandlerResult:
     """Return the partitions without a leader after unclean stops, and all damaged or unverified replicas.
 
-    Only the active controller knows them. Another broker forwards the request to it, once.
+    Only the active controller knows them. Another broker forwards a client's request to it.
 
     Errors: NOT_CONTROLLER, REQUEST_TIMED_OUT (no controller can be reached).
     """
@@ -267,6 +334,8 @@ async def _ask_controller(services: Services, message: DescribeRecoveryRequest) 
 
 def describe_metadata(services: Services, request: Request, _client: Client) -> HandlerResult:
     """Return a node of this broker's metadata tree and its children. Long poll.
+
+    The response waits until the metadata offset is greater than ``after_offset``, at most ``max_wait_ms``.
 
     Errors: INVALID_REQUEST (there is no such path).
     """

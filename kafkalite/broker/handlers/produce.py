@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from kafkalite.broker.coordination.internal_topics import refuse_internal
 from kafkalite.broker.coordination.transactions import Transactions
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.waiters import Waiters
-from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.client import NOTHING_REFUSED, Client
 from kafkalite.broker.server.error_responses import translate
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import Pending, PendingResults, Reply
@@ -20,11 +21,18 @@ from kafkalite.errors import (
     CorruptBatchError,
     InvalidRecordError,
     InvalidRequiredAcksError,
+    TopicAuthorizationFailedError,
     UnsupportedCompressionTypeError,
 )
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Acks
+from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
-from kafkalite.protocol.messages.data import ProducedPartition, ProduceRequest, ProduceResponse
+from kafkalite.protocol.messages.data import (
+    ProducedPartition,
+    ProducePartition,
+    ProduceRequest,
+    ProduceResponse,
+)
 from kafkalite.records import header as batch_header
 from kafkalite.records.readable import check_readable
 from kafkalite.replication.partition import Partition
@@ -50,27 +58,28 @@ class ProduceServices(TurnServices, Protocol):
 
 
 def produce(services: ProduceServices, request: Request, client: Client) -> Reply | Pending:
-    """Append one record batch to each partition, as received.
+    """Append one record batch to each partition.
 
     Behaviour: each partition has its own result, and an error in one does not affect the others. The response
     is sent when the batch is written to the operating system (``acks=0``), when the leader has it
     (``acks=1``), or when every in-sync replica has it (``all``). With ``durability=fsync`` a broker has a
-    batch when it is synced. After ``timeout_ms`` the response is REQUEST_TIMED_OUT; the batch stays in the
-    log and may be acknowledged when it is sent again (R6, R28). The result of a repeated batch has the
-    offsets of its first copy. The first batch of a transaction in a partition is appended after the
-    coordinator of ``transactional_id`` has added the partition (R31).
+    batch when it is synced. After ``timeout_ms`` the response is REQUEST_TIMED_OUT; a batch that was appended
+    stays in the log, and may be acknowledged when it is sent again (R6, R28). If an idempotent producer
+    repeats a batch, the result has the offsets of the first copy. The first batch of a transaction in a
+    partition is appended after the coordinator of ``transactional_id`` has added the partition (R31).
 
     Deviation from Kafka: with ``acks=0`` there is a response too, and it reports errors.
 
-    Errors: TOPIC_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER (also if the
-    leadership ended while the batch waited), CORRUPT_MESSAGE (header, length, CRC, columns),
-    UNSUPPORTED_COMPRESSION_TYPE, UNSUPPORTED_FOR_MESSAGE_FORMAT (rows), MESSAGE_TOO_LARGE,
-    INVALID_TIMESTAMP, INVALID_RECORD (a control batch, or a transactional one without a transactional id),
-    NOT_ENOUGH_REPLICAS (nothing appended), NOT_ENOUGH_REPLICAS_AFTER_APPEND, OUT_OF_ORDER_SEQUENCE_NUMBER,
-    UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR (disk full, log offline),
-    REQUEST_TIMED_OUT; of transactional batches also INVALID_REQUIRED_ACKS (not all), INVALID_TXN_STATE,
-    INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, COORDINATOR_NOT_AVAILABLE; of the
-    whole request INVALID_REQUIRED_ACKS.
+    Errors: TOPIC_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION (an internal
+    topic), NOT_LEADER_OR_FOLLOWER (also if the leadership ended while the batch waited), CORRUPT_MESSAGE
+    (header, length, CRC, columns), UNSUPPORTED_COMPRESSION_TYPE, UNSUPPORTED_FOR_MESSAGE_FORMAT (rows),
+    MESSAGE_TOO_LARGE, INVALID_TIMESTAMP, INVALID_RECORD (a control batch, or a transactional one without a
+    transactional id), NOT_ENOUGH_REPLICAS (nothing appended), NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_EPOCH, POLICY_VIOLATION (too many
+    idempotent producers), KAFKA_STORAGE_ERROR (disk full, log offline), REQUEST_TIMED_OUT; of transactional
+    batches also INVALID_REQUIRED_ACKS (not all), INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING,
+    PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, COORDINATOR_NOT_AVAILABLE; of the whole request
+    INVALID_REQUIRED_ACKS.
     """
     message: ProduceRequest = request.message
     acks, timeout_ms, transactional_id, partitions = message
@@ -82,7 +91,7 @@ def produce(services: ProduceServices, request: Request, client: Client) -> Repl
         return _produce_transactional(services, message, request.payload, transactional_id, client)
     now_ms = services.clock.wall_ms()
     metrics, payload, find = services.metrics, request.payload, services.partitions.leader
-    authorizer = client.authorizer
+    refused = _refusals(client, partitions)
     results: list[ProducedPartition] = []
     waiting: PendingResults | None = None
     start = 0
@@ -90,9 +99,10 @@ def produce(services: ProduceServices, request: Request, client: Client) -> Repl
         end = start + length_bytes
         batch = payload[start:end]
         start = end
+        if topic in refused:
+            results.append(_refused(topic, number, refused[topic]))
+            continue
         try:
-            if authorizer is not None:
-                client.check(Operation.WRITE, topic)
             partition = find(topic, number)
             appended = append(partition, batch, now_ms, acks)
         except Exception as error:
@@ -129,20 +139,22 @@ def _produce_transactional(
         for topic, number, _ in partitions
     ]
     waiting = PendingResults(services.waiters.loop, results, _failed, _reply)
+    refused = _refusals(client, partitions)
     start = 0
     for index, (topic, number, length_bytes) in enumerate(partitions):
         end = start + length_bytes
         waiting.expect(index)
+        batch = payload[start:end]
+        start = end
+        if topic in refused:
+            waiting.set_error(index, refused[topic])
+            continue
         try:
-            client.check(Operation.WRITE, topic)
             refuse_internal(topic)  # before the coordinator adds the partition to the transaction
             partition = services.partitions.leader(topic, number)
-            _append_transactional(
-                services, waiting, index, partition, payload[start:end], transactional_id, acks
-            )
+            _append_transactional(services, waiting, index, partition, batch, transactional_id, acks)
         except Exception as error:
-            waiting.set_error(index, _precise(error, payload[start:end]))
-        start = end
+            waiting.set_error(index, _precise(error, batch))
     return waiting.begin(timeout_ms, _NOT_ACKNOWLEDGED, _NOT_VERIFIED)
 
 
@@ -198,7 +210,7 @@ def append(partition: Partition, batch: memoryview, now_ms: int, acks: int) -> A
 
 
 def _precise(error: Exception, batch: memoryview) -> Exception:
-    """Return ``error``, or a more precise one if the header is invalid because of an unknown codec."""
+    """Return ``error``, or UnsupportedCompressionTypeError if a corrupt batch names an unknown codec."""
     if not isinstance(error, CorruptBatchError) or len(batch) < batch_header.HEADER_BYTES:
         return error
     attributes = int.from_bytes(
@@ -211,6 +223,14 @@ def _precise(error: Exception, batch: memoryview) -> Exception:
         return error
     known = ", ".join(str(codec) for codec in batch_header.Codec)
     return UnsupportedCompressionTypeError(f"compression codec {codec} is unknown; expected one of {known}")
+
+
+def _refusals(
+    client: Client, partitions: Sequence[ProducePartition]
+) -> Mapping[str, TopicAuthorizationFailedError]:
+    if client.authorizer is None:
+        return NOTHING_REFUSED
+    return client.refusals(ApiKey.PRODUCE, Operation.WRITE, [topic for topic, _, _ in partitions])
 
 
 def _refused(topic: str, number: int, error: Exception) -> ProducedPartition:

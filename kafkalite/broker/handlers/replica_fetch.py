@@ -37,15 +37,18 @@ def replica_fetch(services: Services, request: Request, client: Client) -> Reply
     """Return new records and offsets to a follower broker, for all partitions of its fetch session.
 
     Behaviour: the request lists partitions with the follower's positions in them. These take effect at once:
-    they may move the high watermark and add the follower to the ISR. The response has every partition of the
-    session with an update: records up to the log end, a divergence (R4), an error, or a new high watermark.
-    If there are no records, divergences or errors, the response waits up to ``max_wait_ms``. The next
-    request of the session ends this wait. So a follower can report its synced end offset at any time, and no
-    producer waits for a long poll.
+    they may move the high watermark and add the follower to the ISR. The response has the partitions of the
+    session with updates, as many as its limits allow. An update is records up to the log end, a divergence
+    (R4), an error, or a new high watermark or log start. If there are no errors or divergences, and fewer
+    than ``min_bytes`` of records, the response waits up to ``max_wait_ms``. It does not wait if a high
+    watermark has moved and consumers read from the follower (R66). The next request of the session ends this
+    wait. So a follower can report its synced end offset at any time, and no producer waits for a long poll.
+    The response to the first request of a session does not wait.
 
     Errors: of the whole request CLUSTER_AUTHORIZATION_FAILED, STALE_BROKER_EPOCH, FETCH_SESSION_ID_NOT_FOUND,
-    INVALID_FETCH_SESSION_EPOCH; of a partition UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER,
-    FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, OFFSET_OUT_OF_RANGE (with the log start), KAFKA_STORAGE_ERROR.
+    INVALID_FETCH_SESSION_EPOCH, INVALID_REQUEST (this broker does not replicate); of a partition
+    UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
+    STALE_BROKER_EPOCH, OFFSET_OUT_OF_RANGE (with the log start), KAFKA_STORAGE_ERROR.
     """
     message: ReplicaFetchRequest = request.message
     followers = services.replicas
@@ -65,7 +68,7 @@ def replica_fetch(services: Services, request: Request, client: Client) -> Reply
     max_bytes = services.config.replica_fetch_response_max_bytes
     updates = _Updates(session, message, max_bytes)
     may_wait = message.max_wait_ms > 0 and not followers.is_stopping and not is_new
-    if may_wait and not updates.is_due:
+    if may_wait and not updates.is_due and not session.has_awaited_move:
         return _hold(services, session, message._replace(partitions=[], forgotten=[]), updates.missing_bytes)
     return updates.reply()
 
@@ -73,7 +76,7 @@ def replica_fetch(services: Services, request: Request, client: Client) -> Reply
 def _hold(
     services: Services, session: FetchSession, message: ReplicaFetchRequest, missing_bytes: int
 ) -> HeldResponse:
-    """Hold the response until it has ``min_bytes``, ``max_wait_ms`` is over, or the next request arrives."""
+    """Hold the response until updates are due, ``max_wait_ms`` is over, or the next request arrives."""
     max_bytes = services.config.replica_fetch_response_max_bytes
 
     def ask() -> Response:
@@ -125,7 +128,7 @@ def _end_session(session: FetchSession) -> None:
 
 
 def _forget(replica: FetchedReplica) -> None:
-    """Discard the follower's position until it lists the partition again."""
+    """Discard the follower's position. The follower lists the partition again to set another one."""
     hosted: HostedPartition | None = replica.hosted
     if hosted is not None:
         hosted.forget_follower(replica.session.node_id)
@@ -142,8 +145,8 @@ def _unwatch(replica: FetchedReplica) -> None:
 def _take(services: Services, followers: ReplicaManager, replica: FetchedReplica, now_ms: int) -> None:
     """Apply the follower's position in a partition (R7, R8).
 
-    Mark the partition as ready in the session if there are records, a divergence or an error to send, and as
-    moved if there is another high watermark.
+    Mark the partition as ready in the session if there are records, a divergence or an error to send. Mark it
+    as moved if its high watermark is not the one that was last sent.
     """
     session, asked = replica.session, replica.asked
     hosted: HostedPartition | None = None
@@ -169,6 +172,8 @@ def _take(services: Services, followers: ReplicaManager, replica: FetchedReplica
             session.ready.pop(replica, None)
     if replica.sent_high_watermark != hosted.high_watermark:
         session.moved[replica] = None
+        if replica.is_read and replica.pushed_high_watermark != hosted.high_watermark:
+            session.has_awaited_move = True
     if result.may_join:
         followers.on_caught_up(hosted.partition)
 
@@ -262,6 +267,7 @@ class _Updates:
         topic_id, number = replica.key
         high_watermark, log_start = hosted.high_watermark, hosted.log_start_offset
         replica.sent_high_watermark, replica.sent_log_start = high_watermark, log_start
+        replica.pushed_high_watermark = high_watermark
         self._partitions.append(
             ReplicaFetchedPartition(
                 topic_id,
@@ -293,5 +299,6 @@ class _Updates:
             sent = (replica.sent_high_watermark, replica.sent_log_start)
             if sent != (hosted.high_watermark, hosted.log_start_offset):
                 self._append(replica, hosted, NO_EPOCH, NO_OFFSET, 0)
+        session.has_awaited_move = bool(session.moved)
         message = ReplicaFetchResponse(0, None, session.session_id, self._partitions)
         return Reply(message, self._buffers)

@@ -38,7 +38,7 @@ _ACL_BYTES: Final = 16  # of a rule in a response, beside its texts
 
 
 def sasl_handshake(services: Services, request: Request, client: Client) -> Response:
-    """Begin a login with the mechanism that the client chooses, or another login before the session ends.
+    """Begin a login with the mechanism that the client chooses. A client may log in repeatedly (KIP-368).
 
     Errors: ILLEGAL_SASL_STATE (the listener requires no login, or a login has begun),
     UNSUPPORTED_SASL_MECHANISM. Each closes the connection.
@@ -48,7 +48,9 @@ def sasl_handshake(services: Services, request: Request, client: Client) -> Resp
 
 
 def sasl_authenticate(services: Services, request: Request, client: Client) -> Response | Pending:
-    """Pass the client's next message to its login, and return the server's. The last one logs it in.
+    """Pass the client's next message to its login, and return the server's next message.
+
+    When the exchange of messages is complete, the client is logged in.
 
     Errors: ILLEGAL_SASL_STATE (no SaslHandshake came before), SASL_AUTHENTICATION_FAILED (after a delay).
     Each closes the connection.
@@ -61,7 +63,7 @@ async def change_security(services: Services, request: Request, _client: Client)
     """Add and remove access control rules.
 
     Errors: those of ``metadata.security_commands``; of the whole request NOT_CONTROLLER,
-    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR.
+    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (too many commands wait).
     """
     return Reply(await services.channel.decide(request.message, timeout_ms=0))
 
@@ -82,11 +84,13 @@ def describe_acls(services: Services, request: Request, _client: Client) -> Repl
 async def alter_user_scram_credentials(services: Services, request: Request, _client: Client) -> Response:
     """Set and remove the SCRAM credentials of users.
 
-    Adds a random credential of no user, which makes logins of unknown users look like those of known ones.
-    The controller has no secure random numbers, because its decisions are reproducible.
+    Unless the cluster has them already, also adds random credentials that belong to no user, one for each
+    mechanism. They make logins of unknown users look like those of known ones. The controller cannot create
+    them, because its decisions are reproducible.
 
     Errors, per user: INVALID_REQUEST, UNACCEPTABLE_CREDENTIAL, RESOURCE_NOT_FOUND, POLICY_VIOLATION; of the
-    whole request NOT_CONTROLLER, REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR.
+    whole request INVALID_REQUEST (an empty user name, or too many changes), NOT_CONTROLLER,
+    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (too many commands wait).
     """
     message: AlterUserScramCredentialsRequest = request.message
     if DECOY in {one.user for one in message.deletions} | {one.user for one in message.upsertions}:
@@ -109,7 +113,9 @@ async def alter_user_scram_credentials(services: Services, request: Request, _cl
 
 
 def describe_user_scram_credentials(services: Services, request: Request, _client: Client) -> Reply:
-    """Return the mechanisms and iteration counts of users, sorted by name. Salts and keys are never returned.
+    """Return the mechanisms and iteration counts of the named users, or of all users in the order of names.
+
+    Salts and keys are never returned.
 
     Errors, per user: RESOURCE_NOT_FOUND.
     """

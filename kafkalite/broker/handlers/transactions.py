@@ -1,7 +1,7 @@
 """Handlers for transactions of producers, for transaction groups, and for requests between brokers.
 
-``transactions.machine`` has the rules of transactions. Every handler that needs a coordinator may return its
-errors: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS.
+``transactions.machine`` has the rules of transactions. Every handler that needs a coordinator may return the
+errors of a coordinator: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import translate
 from kafkalite.broker.server.responses import HandlerResult, Pending, Reply, Response, settled
 from kafkalite.broker.services import Services
-from kafkalite.errors import BrokerError, InvalidRequestError, InvalidTxnStateError, broker_error
+from kafkalite.errors import BrokerError, InvalidTxnStateError, broker_error
 from kafkalite.model import (
     MAX_PRODUCER_EPOCH,
     NO_EPOCH,
@@ -51,7 +51,6 @@ from kafkalite.transactions.commands import WithReservedId
 JOIN_HOLD_MS: Final = 1_000
 #: At this epoch or a later one, the next transaction may need a new producer id.
 LATE_EPOCH: Final = MAX_PRODUCER_EPOCH - 2
-MAX_IDS: Final = 1_000
 
 
 def end_txn(services: Services, request: Request, client: Client) -> HandlerResult:
@@ -62,8 +61,8 @@ def end_txn(services: Services, request: Request, client: Client) -> HandlerResu
     transaction gets the same response.
 
     Errors: REQUEST_TIMED_OUT (no epoch was left, and no new producer id came in time),
-    INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, INVALID_TXN_STATE (the opposite was decided),
-    CONCURRENT_TRANSACTIONS.
+    INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, INVALID_TXN_STATE (the opposite was decided, or only
+    EndTxnGroup decides the transaction), CONCURRENT_TRANSACTIONS.
     """
     message: EndTxnRequest = request.message
     transactional_id = message.transactional_id
@@ -77,8 +76,8 @@ def end_txn(services: Services, request: Request, client: Client) -> HandlerResu
 async def list_transactions(services: Services, request: Request, client: Client) -> Response:
     """Return the transactional ids, and the writers of transaction groups, that this broker coordinates.
 
-    Errors: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (if any coordinator on this broker cannot
-    serve).
+    Errors: INVALID_REQUEST (an unknown state), COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (if
+    any coordinator on this broker cannot serve).
     """
     message: ListTransactionsRequest = request.message
     listed: list[ListedTransaction] = []
@@ -92,12 +91,10 @@ async def list_transactions(services: Services, request: Request, client: Client
 async def describe_transactions(services: Services, request: Request, client: Client) -> Response:
     """Return the state of the latest transaction of each requested transactional id.
 
-    Errors, per id: those of the coordinator, TRANSACTIONAL_ID_NOT_FOUND; of the whole request INVALID_REQUEST
-    (too many ids).
+    Errors, per id: those of the coordinator, TRANSACTIONAL_ID_NOT_FOUND, INVALID_TXN_STATE (the name of an
+    application).
     """
     message: DescribeTransactionsRequest = request.message
-    if len(message.transactional_ids) > MAX_IDS:
-        raise InvalidRequestError(f"at most {MAX_IDS} transactional ids in one request")
     described: list[DescribedTransaction] = []
     for transactional_id in message.transactional_ids:
         try:
@@ -128,8 +125,9 @@ def join_txn_group(services: Services, request: Request, client: Client) -> Hand
     has ``is_finished`` and no producer id.
 
     Errors: REQUEST_TIMED_OUT (no producer id in time), INVALID_REQUEST, INVALID_TRANSACTION_TIMEOUT,
-    INVALID_TXN_STATE (the name is a plain transactional id), CONCURRENT_TRANSACTIONS (the earlier attempt is
-    being aborted).
+    INVALID_TXN_STATE (the name is a plain transactional id, or the group has the maximum number of writers),
+    CONCURRENT_TRANSACTIONS (the earlier attempt is being aborted), POLICY_VIOLATION
+    (transactional.id.max.count).
     """
     message: JoinTxnGroupRequest = request.message
     return services.transactions.submit_with_spare_id(
@@ -144,25 +142,26 @@ def end_txn_group(services: Services, request: Request, client: Client) -> Respo
     """Decide a batch: commit the records of the writers in ``winners``, and abort those of all others.
 
     Behaviour: the response is sent when the decision is committed. The markers are written afterwards.
-    ``is_complete`` is True when all are written; repeat the request to check. A repeated request for the last
-    batch gets the first result.
+    ``is_complete`` states whether all markers are written. A repeated request for the last decided batch gets
+    the same decision and the present value of ``is_complete``.
 
     Errors: FINISHED_BATCH (a later batch was decided), INVALID_TXN_STATE (a winner is unknown or was aborted;
-    nothing is decided, and the batch must be written again), CONCURRENT_TRANSACTIONS.
+    nothing is decided, and the batch must be written again), INVALID_REQUEST (an invalid name or batch id),
+    CONCURRENT_TRANSACTIONS, POLICY_VIOLATION (transactional.id.max.count).
     """
     message: EndTxnGroupRequest = request.message
     return services.transactions.submit(message.application_id, message, client.caller)
 
 
 def retire_txn_group(services: Services, request: Request, client: Client) -> Response | Pending:
-    """Record that an application has no further batches, so that its last result may be deleted.
+    """Record that an application has no further batches, so that its last decision may be deleted.
 
-    Behaviour: if the last batch is decided again, the response is still the same. A new batch revokes the
+    Behaviour: EndTxnGroup for the last batch still returns the same decision. A new batch revokes the
     retirement. The group is deleted once it has not been used for ``transactional.id.expiration.ms``. A
     repeated request gets the same response.
 
-    Errors: TRANSACTIONAL_ID_NOT_FOUND, INVALID_TXN_STATE (no batch was decided, or a writer of a later batch
-    is active).
+    Errors: TRANSACTIONAL_ID_NOT_FOUND, INVALID_TXN_STATE (no batch was decided, a writer of a later batch has
+    joined, or the name is a plain transactional id).
     """
     message: RetireTxnGroupRequest = request.message
     return services.coordinators.transactions(message.application_id).submit(message, client.caller)
@@ -178,7 +177,7 @@ def describe_txn_group(services: Services, request: Request, client: Client) -> 
 
 
 def describe_producers(services: Services, request: Request, _client: Client) -> Reply:
-    """Return the state of the producers of a partition, as its leader knows it (KIP-664).
+    """Return the state of the producers of partitions that this broker leads (KIP-664).
 
     Behaviour: the response has each producer whose state the log keeps, by ascending id, with the first
     offset of its open transaction, if any. An open transaction holds back readers of committed records.
@@ -221,8 +220,8 @@ async def abort_transaction(services: Services, request: Request, _client: Clien
 
     Behaviour: appends an abort marker if the producer's open transaction in this partition began at
     ``start_offset``. The response is sent when the marker is committed. The coordinator is not involved. If
-    the coordinator does know the transaction, its producer is fenced from this partition, and the records
-    stay aborted even if the coordinator commits.
+    the transaction does not hang, its producer is fenced from this partition, and its records in this
+    partition stay aborted even if the coordinator commits the transaction.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, INVALID_TXN_STATE (no such transaction is
     open), NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT.
@@ -249,8 +248,8 @@ async def abort_transaction(services: Services, request: Request, _client: Clien
 def add_partitions_to_txn(services: Services, request: Request, client: Client) -> Response | Pending:
     """Add partitions to a transaction. Their leader requests this before it appends the first batch (R31).
 
-    Behaviour: the response is sent when the partitions are durably part of the transaction, whose end then
-    writes a marker to each of them. Either all or none are added.
+    Behaviour: the response is sent when the partitions are durably part of the transaction. The end of the
+    transaction then writes a marker to each of them. Either all or none are added.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION (missing in this broker's metadata), CONCURRENT_TRANSACTIONS (the
     previous transaction is not complete), INVALID_PRODUCER_ID_MAPPING, INVALID_PRODUCER_EPOCH,

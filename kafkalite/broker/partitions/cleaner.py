@@ -38,7 +38,7 @@ STEP_BYTES: Final = 4 * KIB
 
 
 class Cleaner:
-    """Compacts logs, the one with the largest dirty ratio first."""
+    """Compacts logs in the order of their dirty ratios, the largest first."""
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class Cleaner:
         self.bytes_freed = 0
 
     async def clean_forever(self) -> None:
-        """Run ``clean`` every ``log.cleaner.backoff.ms`` as long as there are compacted topics."""
+        """Run ``clean`` every ``log.cleaner.backoff.ms``, or less often while it has nothing to do. Pause
+        while no topic is compacted."""
         has_compacted = self._partitions.has_compacted
         pace = self._partitions.activity.every(self._backoff_ms)
         idle_ms = 0.0
@@ -72,10 +73,11 @@ class Cleaner:
                 has_compacted.clear()
 
     async def clean(self) -> bool:
-        """Compact logs until no log has a dirty ratio of at least ``min.cleanable.dirty.ratio``.
+        """Compact the logs whose dirty ratio is at least ``min.cleanable.dirty.ratio``, the dirtiest first.
 
-        Closed segments that are not synced are marked for the next sync round. The next call compacts them.
-        Return whether a later call may find work even without any request, append or metadata change.
+        Logs with closed segments that are not synced are marked for the next sync round, so that a later call
+        can compact those segments. Return whether a later call may find work even without any request, append
+        or metadata change.
         """
         self._may_change = False
         for unsynced in self._partitions:
@@ -127,7 +129,7 @@ class Cleaner:
         return ratio if ratio >= log.config.min_cleanable_dirty_ratio else 0.0
 
     async def _compact(self, hosted: HostedPartition) -> bool:
-        """Compact the log. Return whether that must be repeated, because not all keys fitted in memory."""
+        """Compact the log. Return whether another pass is needed, because not all keys fitted in memory."""
         begun_ms = self._clock.monotonic_ms()
         log = hosted.idle_log()
         if log is None:
@@ -188,7 +190,10 @@ class Cleaner:
             hosted.on_offline()
 
     async def _run(self, hosted: HostedPartition, log: Log, work: CompactionPass) -> None:
-        """Run all steps of a compaction. Raises their errors and those of replacing segments."""
+        """Run all steps of a compaction, or return early if the log was deleted or truncated meanwhile.
+
+        Raises the errors of the steps and of replacing segments.
+        """
         steps = work.steps()
         try:
             result: bytes | None = None

@@ -7,10 +7,10 @@ Three kinds of jobs run in the executor while the event loop continues:
 - A deletion moves the log start or replaces segments by a compacted one. The loop and sync rounds continue to
   use the log.
 
-- An exclusive job truncates a follower's log or replaces its log start. It waits for the end of a running
+- An exclusive job truncates a follower's log or moves its log start. It waits for the end of a running
   sync round. Until it has ended, neither the loop nor a sync round may use the log.
 
-Each method returns the job that must start now, if any. The caller runs the job and reports its end.
+The methods return the job that must start now, if any. The caller runs the job and reports its end.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DiskWork(Generic[E, D]):
     """The jobs of one partition: at most one exclusive job, and deletions that run one after the other.
 
     Invariants: ``exclusive`` is set exactly in WAITING and EXCLUSIVE, ``deletion`` exactly in the two states
-    that delete. Deletions wait in ``_deletions`` only while one of the two is set.
+    that delete. Deletions wait in ``_deletions`` only while ``exclusive`` or ``deletion`` is set.
     """
 
     __slots__ = ("_deletions", "deletion", "exclusive", "state")

@@ -1,8 +1,10 @@
 """Owns one partition on this broker: changes its role, runs its disk jobs, and notifies waiting requests.
 
-Clients and coordinators use the ``Partition`` itself. Replication, housekeeping and deletions use its owner.
-``disk_work`` decides when a disk job starts; this module runs it in the executor.
+Produce and fetch requests and coordinators use the ``Partition`` itself. Replication, housekeeping and
+deletions use its owner. ``disk_work`` decides when a disk job starts; this module runs it in the executor.
 """
+
+# Long because one object owns the role, the disk jobs and the waiting requests of a partition.
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ from kafkalite.errors import (
     BrokerError,
     LogOfflineError,
     NotLeaderOrFollowerError,
+    OffsetNotAvailableError,
     StorageError,
     StorageExhaustedError,
 )
@@ -38,6 +41,8 @@ from kafkalite.storage.sync_work import StateWork
 logger = logging.getLogger(__name__)
 
 _REFUSALS: Final = (BrokerError, StorageError, OSError)
+#: More than any fetch waits for. When a role begins, the bytes above the high watermark are not counted.
+_UNKNOWN_BYTES: Final = 1 << 62
 
 
 class Watcher(Protocol):
@@ -49,6 +54,10 @@ class Watcher(Protocol):
         """Send the follower the new high watermark or log start. Called when one of them has moved."""
         ...
 
+    def on_read_near(self) -> None:
+        """Send the follower each new high watermark at once, because consumers read from it (R66)."""
+        ...
+
     def on_role_changed(self) -> None: ...
 
 
@@ -58,7 +67,7 @@ class FetchListener(Protocol):
     def on_progress(self, outcome: NextFetch | Exception) -> None:
         """Schedule the next fetch as ``outcome`` requires, or handle ``outcome`` if it is an exception.
 
-        Called after a sync or an exclusive job.
+        Called after a sync, and when an exclusive job has ended or was dropped.
         """
         ...
 
@@ -92,7 +101,7 @@ class HostedPartition:
     """One partition on this broker, with its log, its role and its disk jobs.
 
     Invariants: only a leader has watchers (followers on other brokers that are notified of appends and of a
-    new high watermark). Only a follower has an exclusive job. While the job runs, nothing else uses the log.
+    new high watermark). Only a follower has an exclusive job. While the job runs, no sync or deletion does.
     """
 
     __slots__ = (
@@ -125,7 +134,8 @@ class HostedPartition:
         self._watchers: dict[int, Watcher] = {}  # by node id of the follower
         self._waiters = waiters
         self._scheduler = scheduler
-        self._unread_bytes = 0  # bytes appended since the high watermark was last at the log end
+        # The bytes that were appended since the high watermark was last at the log end.
+        self._unread_bytes = _UNKNOWN_BYTES
         self._disk: DiskWork[_Exclusive, _Deletion] = DiskWork()
 
     def __str__(self) -> str:
@@ -176,7 +186,7 @@ class HostedPartition:
 
     @property
     def torn_records(self) -> int:
-        """The number of records that recovery removed from the end of the log at the start."""
+        """The number of records that recovery removed from the end of the log when the log was opened."""
         return self.partition.log.torn_records
 
     @property
@@ -232,7 +242,7 @@ class HostedPartition:
     # --- leading
 
     def on_appended(self, last_offset: int, size_bytes: int, high_watermark: int) -> None:
-        """Notify waiting requests and followers of appended records, and mark the log for the next sync."""
+        """Notify waiting requests and followers of appended records, and mark the log if it needs a sync."""
         if high_watermark > last_offset:
             self._unread_bytes = 0
             self._waiters.on_high_watermark(self.key, high_watermark, size_bytes)
@@ -295,8 +305,20 @@ class HostedPartition:
         return self.partition.read_for_replica(offset, max_bytes, is_checked=is_checked)
 
     def forget_follower(self, node_id: int) -> None:
-        """Discard the fetch position of the follower ``node_id``."""
+        """Discard the progress of the follower ``node_id``."""
         self.partition.forget_follower(node_id)
+
+    def near_replica(self, offset: int, is_near: Callable[[int], bool]) -> int | None:
+        """Return the follower from which a consumer should read ``offset``, as ``Partition.near_replica``.
+
+        From now on that follower receives each new high watermark at once. Followers that have no fetch
+        session are not considered.
+        """
+        watchers = self._watchers
+        node_id = self.partition.near_replica(offset, lambda one: one in watchers and is_near(one))
+        if node_id is not None:
+            watchers[node_id].on_read_near()
+        return node_id
 
     def unwatch(self, node_id: int, watcher: Watcher) -> None:
         """Stop notifying ``watcher``, unless another watcher has already replaced it."""
@@ -311,6 +333,8 @@ class HostedPartition:
         partition = self.partition
         if partition.is_leader and partition.leader_epoch != state.leader_epoch:
             self._end_leadership(state)
+        elif not partition.is_leader:
+            self._wake_near_readers()
         was_offline = partition.offline_reason is not None
         moved = partition.become_leader(state, now_ms=now_ms, known_high_watermark=known_high_watermark)
         self._on_in_sync_changed(moved=moved)
@@ -318,12 +342,18 @@ class HostedPartition:
             self._check_offline()
 
     def follow(self, state: PartitionState, *, known_high_watermark: int = 0) -> None:
-        """Call ``Partition.become_follower``. Fail waiting requests, because another broker leads."""
+        """Call ``Partition.become_follower``. If this broker led, fail waiting requests."""
         self.complete_work()
         was_leader = self.partition.is_leader
         self.partition.become_follower(state, known_high_watermark=known_high_watermark)
         if was_leader:
             self._end_leadership(state)
+        else:
+            self._wake_near_readers()
+
+    def _wake_near_readers(self) -> None:
+        """Let the fetches that wait at this follower read again: its role or in-sync state has changed."""
+        self._waiters.on_failed(self.key, NotLeaderOrFollowerError(f"the role of {self.key} changes"))
 
     def resign(self, error: Exception) -> None:
         """Give up the role, and fail waiting requests with ``error``."""
@@ -333,7 +363,7 @@ class HostedPartition:
         self._dismiss_watchers()
 
     def _end_leadership(self, state: PartitionState) -> None:
-        self._unread_bytes = 0
+        self._unread_bytes = _UNKNOWN_BYTES
         message = f"{self.key} is led by broker {state.leader} in epoch {state.leader_epoch} now"
         self._waiters.on_failed(self.key, NotLeaderOrFollowerError(message))
         self._dismiss_watchers()
@@ -349,6 +379,16 @@ class HostedPartition:
         self._on_in_sync_changed(moved=self.partition.reconfigure(config, settings))
 
     # --- following
+
+    def check_serves_near(self, current_leader_epoch: int) -> None:
+        """Raise an error unless consumers may read from this follower (R65).
+
+        Raises the errors of ``Partition.check_serves_near``, and OffsetNotAvailableError while a truncation
+        or a new log start is applied.
+        """
+        self.partition.check_serves_near(current_leader_epoch)
+        if self.is_busy:
+            raise OffsetNotAvailableError(f"the log of {self.key} is being changed; read from the leader")
 
     def fetch_position(self) -> FetchPosition | None:
         """Return the position for the next fetch, or None while an exclusive job waits or runs.
@@ -366,9 +406,9 @@ class HostedPartition:
     ) -> NextFetch | None:
         """Apply a leader's response. Return when to fetch next, or None if ``listener`` is notified later.
 
-        Records are written at once and synced in the next round. A truncation or a new log start is an
-        exclusive job, which also syncs. A response that arrives during an exclusive job is ignored and must
-        be fetched again. Raises the errors of ``Partition.on_fetched``.
+        A truncation or a new log start is an exclusive job (``disk_work``). A response that arrives during
+        such a job, or requires a job that cannot be added now, is ignored and must be fetched again. Raises
+        the errors of ``Partition.on_fetched``.
         """
         if self._disk.exclusive is not None:
             return NextFetch.REPEATED
@@ -388,8 +428,12 @@ class HostedPartition:
             self._sync_rest()
             raise
         is_synced_only = self.partition.is_synced_only
-        if step.appended_bytes and is_synced_only:
-            self._scheduler.mark(self)
+        if step.appended_bytes:
+            self._unread_bytes += step.appended_bytes
+            if is_synced_only:
+                self._scheduler.mark(self)
+        if step.high_watermark_moved:
+            self.on_high_watermark_moved()
         return step.next_fetch(is_synced_only=is_synced_only)
 
     def _start_exclusive(self, job: _Exclusive) -> NextFetch | Exception | None:
@@ -415,6 +459,9 @@ class HostedPartition:
         if isinstance(error, Exception):
             return error
         step = job.future.result()
+        self._unread_bytes += step.appended_bytes
+        if step.high_watermark_moved:
+            self.on_high_watermark_moved()
         if step.truncated_to is not None:
             epoch = job.response.diverging_epoch
             logger.log(
@@ -452,7 +499,7 @@ class HostedPartition:
         self._on_low_watermark()
 
     def swap(self, work: SwapWork, then: Callable[[Exception | None], None]) -> None:
-        """Replace segments by a compacted one, then call ``then`` with the error, or with None."""
+        """Replace segments by a compacted one if ``work`` is still valid. Call ``then`` (error or None)."""
         log = self.partition.log
         self._add_deletion(_Deletion(partial(log.begin_swap, work), log.finish_swap, then))
 
@@ -502,7 +549,7 @@ class HostedPartition:
         job.then(error)
 
     def complete_work(self) -> None:
-        """Wait for the end of the running exclusive job and deletion. Drop the jobs that have not begun.
+        """Block until the running exclusive job and deletion end. Drop the jobs that have not begun.
 
         A running sync round may continue.
         """
@@ -530,7 +577,7 @@ class HostedPartition:
     def mark_unsynced(self) -> bool:
         """Mark the log for the next sync round if it has unsynced batches, whatever its durability.
 
-        Return whether it has unsynced batches.
+        Return False if it has none or is offline. During an exclusive job, return True without marking it.
         """
         log = self.partition.log
         if not log.has_unsynced or log.offline_reason is not None:
@@ -540,7 +587,7 @@ class HostedPartition:
         return True
 
     def begin_sync(self) -> SyncWork | None:
-        """Return the sync work of the log, or None if there is none. Called by the scheduler."""
+        """Return the sync work of the log, or None if nothing can be synced now. Called by the scheduler."""
         work = None
         try:
             if self._disk.exclusive is None:

@@ -1,8 +1,8 @@
 """Runs the periodic passes of a broker over its logs.
 
-The passes roll and delete segments, remove the files of deleted segments, and write recovery points. Every
-wait uses the Clock interface. A pass over thousands of logs lets requests run after every LOGS_PER_TURN logs.
-Logs have no timers of their own. The cleaner and the scrubber have modules of their own.
+The passes roll and delete segments, remove the files of deleted segments, write recovery points, and retry
+failed openings of logs. A pass over thousands of logs lets requests run after every LOGS_PER_TURN logs. Logs
+have no timers of their own. The cleaner and the scrubber have modules of their own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RETRY_INTERVAL_MS: Final = 1_000
 
 
 class Housekeeping:
-    """Runs the periodic passes over all logs of one broker, and its cleaner."""
+    """Runs the periodic passes over all logs of one broker, including its cleaner and its scrubber."""
 
     def __init__(
         self,
@@ -73,7 +73,8 @@ class Housekeeping:
             tasks.start(self.scrubber.scrub_forever(), name="scrubber")
 
     async def retain_forever(self) -> None:
-        """Run ``retain`` every ``log.retention.check.interval.ms``, or later while it has nothing to do."""
+        """Run ``retain`` after ``log.initial.task.delay.ms``, then every ``log.retention.check.interval.ms``,
+        or less often while it has nothing to do."""
         pace = self._partitions.activity.every(self._config.log_retention_check_interval_ms)
         await self._clock.sleep_ms(self._config.log_initial_task_delay_ms)
         while True:
@@ -92,13 +93,15 @@ class Housekeeping:
             await self.record()
 
     def _on_moved(self) -> None:
-        """Wake ``record_forever``. Called in any thread, and often: only the first call costs a wake-up."""
+        """Wake ``record_forever``. Called in any thread, and often: further calls before the next ``record``
+        return at once."""
         if not self._is_woken:
             self._is_woken = True
             self._scheduler.call_soon_threadsafe(self._has_moved.set)
 
     async def record(self) -> None:
-        """Write the recovery points that have moved, in the executor."""
+        """Write the recovery points that have moved, in the executor. An error is logged, and the write is
+        repeated later."""
         work = self._store.begin_checkpoint()
         if work is None:
             return
@@ -109,7 +112,11 @@ class Housekeeping:
             self._has_moved.set()  # try again
 
     async def checkpoint_forever(self) -> None:
-        """Sync page-cache logs every ``log.flush.offset.checkpoint.interval.ms``."""
+        """Run ``checkpoint`` every ``log.flush.offset.checkpoint.interval.ms``, or less often while it has
+        nothing to do.
+
+        Logs with durability=page-cache have no other regular syncs.
+        """
         pace = self._partitions.activity.every(self._config.log_flush_offset_checkpoint_interval_ms)
         idle_ms = 0.0
         while True:
@@ -118,14 +125,15 @@ class Housekeeping:
             idle_ms = 0 if self.checkpoint() else math.inf
 
     async def retry_forever(self) -> None:
-        """Retry opening logs and taking roles RETRY_INTERVAL_MS after a failure (R55)."""
+        """Call ``Partitions.retry`` RETRY_INTERVAL_MS after a log was not opened or a role not taken."""
         while True:
             await self._partitions.has_failed.wait()
             await self._clock.sleep_ms(RETRY_INTERVAL_MS)
             self._partitions.retry()
 
     async def retain(self) -> None:
-        """Roll segments by age, delete those beyond retention, and remove files of deleted segments."""
+        """Roll segments by age, delete segments beyond retention, forget expired producers, and remove files
+        of deleted segments."""
         for number, hosted in enumerate(list(self._partitions), 1):
             if self._guarded(hosted, partial(self._retain_one, hosted)) or number % LOGS_PER_TURN == 0:
                 await asyncio.sleep(0)

@@ -60,10 +60,16 @@ class PartitionFetching(Protocol):
 
 
 class RoleObserver(Protocol):
-    """Is notified when this broker begins or ceases to lead a partition. ``Coordinators`` implements it."""
+    """Is notified when the role of this broker in a partition may have changed.
+
+    ``Coordinators`` implements it.
+    """
 
     def on_leading(self, partition: Partition) -> None:
-        """Serve ``partition`` as its leader. Called when this broker begins to lead it or its ISR changes."""
+        """Serve ``partition`` as its leader.
+
+        Called when this broker begins to lead it, and again when its state in the metadata changes.
+        """
         ...
 
     def on_not_leading(self, partition: Partition) -> None:
@@ -74,7 +80,8 @@ class RoleObserver(Protocol):
 class Partitions:
     """The replicas that the metadata image assigns to this broker. ``find`` returns one by TopicPartition.
 
-    Iteration yields the HostedPartitions whose log is open and not being replaced. ``len`` counts all.
+    Iteration yields the HostedPartitions whose log is open and not being replaced. ``len`` counts all
+    replicas.
     """
 
     def __init__(
@@ -92,11 +99,11 @@ class Partitions:
         clock: Clock | None = None,
         activity: Activity | None = None,
     ) -> None:
-        """``is_volatile`` means that no data outlives this broker, so logs are not synced.
+        """``is_volatile`` means that no data outlives this broker, so all logs have durability=page-cache.
 
         ``incarnation_id`` identifies this process, which takes no role before an image contains its
-        registration (R22). ``node`` has the state of its session (R23). In a single-node cluster both are
-        None.
+        registration (R22). In a single-node cluster it is None. ``node`` has the end of the session (R23); if
+        it is None, this broker needs no session.
         """
         self._is_volatile = is_volatile
         self._incarnation_id = incarnation_id
@@ -121,6 +128,8 @@ class Partitions:
         #: Partitions whose last role assignment failed, with the error.
         self._roleless: dict[TopicPartition, Exception | None] = {}
         self._exchanging: dict[TopicPartition, HostedPartition] = {}  # logs that ``_exchange`` replaces
+        #: The replicas whose removal was replayed before ``_is_complete``, by topic id and partition (R63).
+        self._removed: dict[tuple[str, int], TopicPartition] = {}
         self._image = ClusterImage()
         self.has_compacted = Signal()  #: set when a compacted topic is added; cleared by the cleaner
         self.has_failed = Signal()  #: set when ``retry`` has something to do
@@ -154,14 +163,15 @@ class Partitions:
 
     @property
     def torn_tail_records(self) -> int:
-        """The number of records that recoveries removed from torn ends of logs at the start (R24)."""
+        """The number of records that recoveries removed from torn ends of the present logs (R24)."""
         return sum(hosted.torn_records for hosted in self)
 
     def leader(self, topic: str, partition: int, current_leader_epoch: int = NO_EPOCH) -> Partition:
         """Return a partition that this broker leads. The client's leader epoch, if any, must be current (R3).
 
         Raises UnknownTopicOrPartitionError, NotLeaderOrFollowerError (also if this broker has no session),
-        FencedLeaderEpochError, UnknownLeaderEpochError, KafkaStorageError (the log could not be opened).
+        FencedLeaderEpochError, UnknownLeaderEpochError, KafkaStorageError (the log could not be opened, or it
+        is offline and the partition has no leader).
         """
         hosted = self._hosted.get((topic, partition))
         if hosted is None:
@@ -176,6 +186,18 @@ class Partitions:
         if current_leader_epoch != NO_EPOCH:
             found.check_leader_epoch(current_leader_epoch)
         return found
+
+    def readable(self, topic: str, partition: int, current_leader_epoch: int = NO_EPOCH) -> Partition:
+        """Return a partition that a consumer may read here: this broker leads it, or follows and is in sync
+        (R65). The client's leader epoch, if any, must be current (R3).
+
+        Raises the errors of ``leader``, and OffsetNotAvailableError for a follower that cannot serve now.
+        """
+        hosted = self._hosted.get((topic, partition))
+        if hosted is None or hosted.is_leader or hosted.leader_id == NO_LEADER or not self.may_serve():
+            return self.leader(topic, partition, current_leader_epoch)
+        hosted.check_serves_near(current_leader_epoch)
+        return hosted.partition
 
     def may_serve(self) -> bool:
         """Whether this broker has a session, so that no other broker may lead its partitions (R23)."""
@@ -195,7 +217,7 @@ class Partitions:
         )
 
     def offline_reason(self, key: TopicPartition) -> str:
-        """Return why this broker cannot take a role in its replica of a partition, or the empty string."""
+        """Return why this broker's replica of a partition is offline or has no role, or the empty string."""
         unopened, hosted = self._unopened.get(key), self._hosted.get(key)
         if unopened is not None:
             return str(unopened[1])
@@ -211,7 +233,11 @@ class Partitions:
         self._hosted[partition.key].delete_before(offset, then)
 
     def by_id(self, topic_id: str, partition: int) -> HostedPartition:
-        """Return the partition in any role. Raises UnknownTopicOrPartitionError or KafkaStorageError."""
+        """Return the partition in any role.
+
+        Raises UnknownTopicOrPartitionError, NotLeaderOrFollowerError (no replica here), KafkaStorageError
+        (the log could not be opened).
+        """
         hosted = self._by_id.get((topic_id, partition))
         if hosted is None:
             topic = self._image.topics_by_id.get(topic_id)
@@ -235,7 +261,8 @@ class Partitions:
     def stored(self) -> Iterator[LogDirPartition]:
         """Yield the sizes and offsets of every partition here, including offline ones, sorted by key.
 
-        While the disk is full, ``offline_reason`` reports that for each partition that is not offline (R54).
+        While the disk is full or descriptors are exhausted, ``offline_reason`` reports that for each
+        partition that is not offline (R54, R55).
         """
         shortage = self._store.shortage()
         for key in sorted([*self._hosted, *self._unopened]):
@@ -245,7 +272,7 @@ class Partitions:
             else:
                 stored = hosted.stored()
                 if shortage is not None and stored.offline_reason is None:
-                    stored = stored._replace(offline_reason=f"no space left in {self.path}: {shortage}")
+                    stored = stored._replace(offline_reason=shortage)
                 yield stored
 
     def is_fully_in_sync(self, key: TopicPartition) -> bool:
@@ -273,7 +300,7 @@ class Partitions:
 
     def _is_alone(self, hosted: HostedPartition) -> bool:
         state = self._image.partition(*hosted.key)
-        return state is not None and state.replicas == (self._node_id,)
+        return state is not None and state.is_only_copy(self._node_id)
 
     @property
     def has_leaderless(self) -> bool:
@@ -283,7 +310,7 @@ class Partitions:
     def leaderless(self) -> Iterator[ReplicaReport]:
         """Yield the reports of the replicas here whose partitions have no leader (R46).
 
-        Omits a replica that is still in an earlier leader epoch, because its log may change.
+        Omits replicas whose log may still change, such as those that are still in an earlier leader epoch.
         """
         for key in self._leaderless:
             state, hosted = self._image.partition(*key), self._hosted.get(key)
@@ -303,14 +330,17 @@ class Partitions:
     # --- following the image
 
     def publish(self, delta: Delta, image: ClusterImage) -> None:
-        """Apply a new image: delete and create partitions, assign roles, and reconfigure, in this order."""
+        """Apply a new image: delete and create partitions, assign roles, and reconfigure."""
         self._image = image
         self.activity.touch()
         self._store.note_metadata_offset(image.metadata_offset)
         changes = delta.local_changes(self._node_id)
         takes_roles = self.may_take_roles()
         for local in changes.deleted:
-            self._delete(local)
+            if self.is_removed_for_good(local, image):
+                self._delete(local)
+            else:
+                self._unload(local)
         begins = not self._is_complete and (self._incarnation_id is None or self._is_registered(image))
         if not self._is_complete:
             self._load(changes.created, image)
@@ -318,6 +348,7 @@ class Partitions:
             self._create(local, image)
         if begins:
             self._is_complete = True
+            self._drop_removed(image)
             self._load(self._local(image), image)
             if self._incarnation_id is not None and image.brokers[self._node_id].is_restored:
                 self._distrust_all(image)
@@ -334,13 +365,61 @@ class Partitions:
         for name in names:
             self._reconfigure(name, image, is_early=False)
 
-    def _load(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
-        """Open the existing logs of ``partitions`` together.
+    def is_removed_for_good(self, local: LocalPartition, image: ClusterImage) -> bool:
+        """Whether a removal deletes the log when it is replayed (R63).
 
-        A log that is missing although it has had records is not created again (R25). Until an image contains
+        True if the topic was deleted, or if the image is not older than this process's registration. An older
+        image may be followed by one that adds the replica again, and its log may be the only one with
+        committed records.
+        """
+        return self._is_complete or local.topic_id not in image.topics_by_id
+
+    def _unload(self, local: LocalPartition) -> None:
+        """Close the log of a replica that old metadata remove, and keep its files (R63). A later image may
+        have another topic of the same name, whose log must take its place."""
+        key = local.topic_partition
+        self._removed[local.topic_id, key.partition] = key
+        if self._take_out(local) is not None:
+            self._store.unload_log(key)
+
+    def _drop_removed(self, image: ClusterImage) -> None:
+        """Delete the logs of removed replicas, when the first image with this process's registration is
+        published.
+
+        Earlier images delete none of them (R63). Topics that were deleted since then have none here either.
+        Replicas that were added again begin with an empty log (R62).
+        """
+        for (topic_id, number), key in self._removed.items():
+            state = image.partition_of(topic_id, number)
+            if state is None or self._node_id not in state.replicas:
+                try:
+                    self._store.delete_unloaded(key, topic_id)
+                except (StorageError, OSError) as error:
+                    logger.error("files of a deleted partition stay %s", Fields(partition=key, error=error))
+        self._removed.clear()
+        for local in list(self._local(image)):
+            key, topic_id, state = local
+            if not self._is_new_replica(state) or self._store.find(key, topic_id) is None:
+                continue
+            if self._store.is_earlier(topic_id, key.partition, state.replica_epoch(self._node_id)):
+                self._delete(local)
+                self._create(local, image)
+
+    def _is_new_replica(self, state: PartitionState) -> bool:
+        """Whether a reassignment has added this broker's replica, and it has no role yet. Only then may files
+        of an earlier replica be retired (R62). False while the image may be an old one."""
+        members = (*state.isr, *state.elr, *state.last_known_elr)
+        is_added = state.replica_epoch(self._node_id) > 0 and self._node_id not in members
+        return self._is_complete and is_added
+
+    def _load(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
+        """Open the logs of ``partitions`` together, and create missing logs.
+
+        A log that is missing although it has had records is offline instead (R25). Until an image contains
         this process's registration, directories of unknown partitions are not reported, because a later image
         may have them.
         """
+        partitions = list(partitions)
         wanted: dict[TopicPartition, tuple[str, LogConfig]] = {}
         configs: dict[str, LogConfig] = {}
         for key, topic_id, _ in partitions:
@@ -348,6 +427,10 @@ class Partitions:
             if config is None:
                 config = configs[key.topic] = self._log_config(image, key.topic)
             wanted[key] = (topic_id, config)
+        for local in partitions:
+            if self._is_new_replica(local.state):  # ``load`` would open the files of an earlier replica
+                self._open(local, self._settings(image, local.topic_partition.topic), image)
+                del wanted[local.topic_partition]
         if wanted or self._is_complete:
             self._store.load(wanted, are_all=self._is_complete)
 
@@ -359,7 +442,7 @@ class Partitions:
         )
         for key, _, state in self._local(image):
             hosted = self._hosted.get(key)
-            if hosted is not None and len(state.replicas) > 1:
+            if hosted is not None and not state.is_only_copy(self._node_id):
                 hosted.mark_damaged("the data directory was replaced by an older copy")
 
     def may_take_roles(self) -> bool:
@@ -553,7 +636,7 @@ class Partitions:
     def mark_unsynced(self) -> bool:
         """Mark every log that has unsynced batches for the next sync round, whatever its durability.
 
-        Return whether there is such a log, even if it cannot be synced now.
+        Offline logs are omitted. Return whether there is such a log, even if it cannot be synced now.
         """
         return sum(hosted.mark_unsynced() for hosted in self) > 0
 
@@ -572,20 +655,32 @@ class Partitions:
     def _create(self, local: LocalPartition, image: ClusterImage) -> None:
         key = local.topic_partition
         settings = self._settings(image, key.topic)
+        log = self._open(local, settings, image)
+        if log is not None:
+            self._host(key, local.topic_id, log, partition_settings(settings))
+
+    def _open(
+        self, local: LocalPartition, settings: Mapping[str, Setting], image: ClusterImage
+    ) -> Log | None:
+        """Return the replica's log, created if there is none. Return None if that fails: then the replica is
+        offline."""
+        key, topic_id, state = local
+        log = self._store.find(key, topic_id)
+        if log is not None:
+            return log
+        epoch = state.replica_epoch(self._node_id)
         try:
-            log = self._store.get(key)
-            if log is None:
-                log = self._store.create_log(
-                    key, local.topic_id, self._log_config(image, key.topic, settings)
-                )
+            if self._is_new_replica(state):
+                self._store.discard_earlier(key, topic_id, epoch)
+            config = self._log_config(image, key.topic, settings)
+            return self._store.create_log(key, topic_id, config, replica_epoch=epoch)
         except (StorageError, OSError) as error:
             if key not in self._unopened:
                 logger.error("log not opened %s", Fields(partition=key, error=error))
-            self._unopened[key] = DamagedReplica(local.topic_id, key.partition), error
+            self._unopened[key] = DamagedReplica(topic_id, key.partition), error
             if isinstance(error, StorageExhaustedError):
                 self.has_failed.set()
-            return
-        self._host(key, local.topic_id, log, partition_settings(settings))
+            return None
 
     def _host(self, key: TopicPartition, topic_id: str, log: Log, settings: PartitionSettings) -> None:
         partition = Partition(key, topic_id, log, broker_id=self._node_id, settings=settings)
@@ -596,6 +691,17 @@ class Partitions:
             self.has_compacted.set()
 
     def _delete(self, local: LocalPartition) -> None:
+        if self._take_out(local) is None:
+            return
+        try:
+            self._store.delete_log(local.topic_partition, local.topic_id)
+        except (StorageError, OSError) as error:
+            logger.error(
+                "files of a deleted partition stay %s", Fields(partition=local.topic_partition, error=error)
+            )
+
+    def _take_out(self, local: LocalPartition) -> HostedPartition | None:
+        """Forget a replica. Return it if it was hosted: then the caller closes its log."""
         key = local.topic_partition
         self._unopened.pop(key, None)
         self._leaderless.pop(key, None)
@@ -603,20 +709,21 @@ class Partitions:
         self._exchanging.pop(key, None)
         hosted = self._hosted.pop(key, None)
         if hosted is None:
-            return
+            return None
         del self._by_id[local.topic_id, key.partition]
-        self._strip(hosted, UnknownTopicOrPartitionError(f"topic {key.topic!r} was deleted"))
+        if self._image.partition_of(local.topic_id, key.partition) is None:
+            reason: Exception = UnknownTopicOrPartitionError(f"topic {key.topic!r} was deleted")
+        else:
+            reason = NotLeaderOrFollowerError(f"broker {self._node_id} has no replica of {key} any more")
+        self._strip(hosted, reason)
         self._scheduler.forget(hosted)
-        try:
-            self._store.delete_log(key, local.topic_id)
-        except (StorageError, OSError) as error:
-            logger.error("files of a deleted partition stay %s", Fields(partition=key, error=error))
+        return hosted
 
     def _reconfigure(self, topic: str, image: ClusterImage, *, is_early: bool) -> None:
         """Apply a topic's settings. Called before and after the ISRs of an image are applied.
 
-        A greater min.insync.replicas is applied before the ISRs (``is_early``), a smaller one after. So a
-        record is committed only if the old or the new image allows it (R9).
+        If min.insync.replicas becomes greater, the settings are applied before the ISRs (``is_early``),
+        otherwise after. So a record is committed only if the old or the new image allows it (R9).
         """
         settings = self._settings(image, topic)
         config, more = self._log_config(image, topic, settings), partition_settings(settings)

@@ -100,7 +100,7 @@ class Scrubber:
                 await self._clock.sleep_ms(max(pause_ms, 1))
 
     async def _idle_log(self, hosted: HostedPartition) -> Log | None:
-        """Wait until no other disk work changes the log. Return None if it is offline or was removed."""
+        """Return the log when no disk job may change it, or None when it is offline or was removed."""
         while self._partitions.find(hosted.key) is hosted and hosted.offline_reason is None:
             log = hosted.idle_log()
             if log is not None:

@@ -1,7 +1,8 @@
-"""Group commit: syncs logs by ``fdatasync``, one round at a time. Appends during a round wait for the next.
+"""Group commit: syncs logs by ``fdatasync``, one round at a time.
 
-A round syncs every log that was marked since the previous round began. It runs in the executor's thread, and
-the result of each log is reported on the loop. A failed sync is final for its log (R26).
+A round syncs every log that was marked since the previous round began. Appends during a round are synced in
+the next one. A round runs in the executor, and the result of each log is reported on the loop. A failed sync
+is final for its log (R26), except if it lacked disk space or descriptors (R55).
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class Syncable(Hashable, Protocol):
     def begin_sync(self) -> SyncWork | None: ...
 
     def finish_sync(self, work: SyncWork, error: Exception | None) -> None:
-        """Process the result of a sync and notify waiters. Called on the loop. Must not raise ``error``."""
+        """Process the result of a sync and notify waiters. Called on the loop.
+
+        ``error`` is the exception of the sync, or None. Must not raise it.
+        """
         ...
 
 
@@ -51,7 +55,7 @@ class SyncScheduler(Generic[S]):
         on_broken: Callable[[BaseException], None],
         run_round: Callable[[Sequence[Any]], list[Exception | None]] | None = None,
     ) -> None:
-        """``on_broken`` is called with an error that is a bug, to stop the broker.
+        """``on_broken`` is called with an exception of ``begin_sync`` or ``finish_sync``, to stop the broker.
 
         ``run_round`` runs the SyncWork objects of a round, blocks until all have ended, and returns the error
         of each, or None if it succeeded.
@@ -76,7 +80,7 @@ class SyncScheduler(Generic[S]):
             self._loop.call_soon(self._start_round)
 
     def postpone(self, log: S) -> None:
-        """Mark ``log`` after RETRY_S, because its sync lacked disk space or descriptors."""
+        """Mark ``log`` after at most RETRY_S, because its sync lacked disk space or descriptors."""
         if not self._postponed:
             self._loop.call_later(RETRY_S, self._mark_postponed)
         self._postponed[log] = None
@@ -87,12 +91,12 @@ class SyncScheduler(Generic[S]):
             self.mark(log)
 
     def forget(self, log: S) -> None:
-        """Unmark ``log``, which is being deleted. A running sync of the log continues."""
+        """Unmark ``log``, also if it was postponed. A running sync of the log continues."""
         self._dirty.pop(log, None)
         self._postponed.pop(log, None)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Run ``job`` in the executor's thread. The job must use one log only."""
+        """Run ``job`` in the executor."""
         return self._executor.submit(job)
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
@@ -100,7 +104,8 @@ class SyncScheduler(Generic[S]):
         self._loop.call_soon_threadsafe(callback)
 
     async def drain(self, *, discard: bool = False) -> None:
-        """Return when no round runs and no log is marked. With ``discard``, unmark all logs first."""
+        """Drop postponed logs, then return when no round runs and no log is marked. With ``discard``, unmark
+        all logs first."""
         self._postponed.clear()
         if discard:
             self._dirty.clear()
@@ -131,7 +136,7 @@ class SyncScheduler(Generic[S]):
             )
 
     def _run(self, works: list[tuple[S, SyncWork]]) -> list[tuple[S, SyncWork, Exception | None]]:
-        """Run one round in the executor's thread. Return (log, its work, error or None) for each work."""
+        """Run one round. Return (log, its work, error or None) for each work."""
         errors = self._run_round([work for _, work in works])
         return [(log, work, error) for (log, work), error in zip(works, errors, strict=True)]
 

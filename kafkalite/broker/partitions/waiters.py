@@ -1,7 +1,7 @@
 """Lets requests wait for a partition: produce requests for their batches, fetches for more bytes.
 
-All code here runs on the broker's loop. A partition without waiters costs one dictionary lookup per append. A
-request that ends early (response sent, expired, disconnected) cancels its waiters.
+All code here runs on the broker's loop. An append to a partition without waiters costs at most two dictionary
+lookups here. A request that ends early (response sent, expired, disconnected) cancels its waiters.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ReachedWaiter:
 class AppendedWaiter:
     """Waits until ``missing_bytes`` more bytes are readable in its partitions together.
 
-    If ``is_readable`` is not None, it must also return True for the partition that has new bytes: readers of
-    committed records stop at the last stable offset, which may be below those bytes.
+    If ``is_readable`` is not None, it must also return True for the partition that has new bytes: a fetch
+    with isolation level read_committed ends at the last stable offset, which may be below those bytes.
     """
 
     waiters: Waiters
@@ -43,7 +43,7 @@ class AppendedWaiter:
     is_woken: bool = False
 
     def wake(self) -> None:
-        """Remove this waiter and call its callback, at most once. Called when the bytes are readable."""
+        """Remove this waiter and call its callback. No effect after the first call or ``cancel``."""
         if not self.is_woken:
             self.cancel()
             self.callback()
@@ -127,7 +127,8 @@ class Waiters:
     ) -> AppendedWaiter:
         """Call ``callback`` once, when ``missing_bytes`` more bytes of ``keys`` together are readable.
 
-        ``is_readable`` is described in ``AppendedWaiter``; it must not raise.
+        It is called earlier if one of the partitions fails (``on_failed``), or at a stop. ``is_readable`` is
+        described in ``AppendedWaiter``; it must not raise.
         """
         waiter = AppendedWaiter(self, tuple(dict.fromkeys(keys)), missing_bytes, callback, is_readable)
         for key in waiter.keys:
@@ -137,8 +138,8 @@ class Waiters:
     def on_high_watermark(self, key: Key, high_watermark: int, readable_bytes: int) -> None:
         """Call each callback that waits for ``high_watermark`` or less.
 
-        Subtract the newly readable ``readable_bytes`` from what each waiting fetch needs, and wake the
-        fetches that have enough.
+        For each fetch that waits for this partition, count ``readable_bytes`` as newly readable. Wake the
+        fetch if it now has enough bytes and its ``is_readable``, if any, returns True.
         """
         self.on_change()
         if self._committed.by_key:
@@ -167,7 +168,7 @@ class Waiters:
         self._deleted.advance(key, low_watermark)
 
     def on_failed(self, key: Key, error: Exception) -> None:
-        """Fail all waiters, because the log is offline or not led here. Wake the waiting fetches."""
+        """Fail all waiters of a partition with ``error``, and wake the fetches that wait for it."""
         self._committed.fail(key, error)
         self._synced.fail(key, error)
         self._deleted.fail(key, error)
@@ -175,7 +176,7 @@ class Waiters:
             fetch.wake()
 
     def on_uncommittable(self, key: Key, error: Exception) -> None:
-        """Fail every waiter for the high watermark, because it cannot move at present (R6)."""
+        """Fail the partition's waiters for the high watermark, which cannot move at present (R6)."""
         self._committed.fail(key, error)
 
     def release(self) -> None:

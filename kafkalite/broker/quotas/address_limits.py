@@ -58,7 +58,12 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, int]:
 
 
 def canonical(host: str) -> str:
-    """Return the IPv4 address for the IPv6 address of an IPv4 peer: 10.0.0.7 for ::ffff:10.0.0.7."""
+    """Return the address of a peer as rules, quotas and limits name it.
+
+    That is 10.0.0.7 for ::ffff:10.0.0.7, which is what an IPv6 socket calls an IPv4 client, and an IPv6
+    address without its zone. Other hosts are returned unchanged.
+    """
+    host = host.partition("%")[0]
     if host.startswith("::ffff:"):
         mapped = ipaddress.IPv6Address(host).ipv4_mapped
         return host if mapped is None else str(mapped)

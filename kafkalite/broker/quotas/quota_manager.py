@@ -1,12 +1,14 @@
-"""Decides how long each client is throttled, from its quotas and what it has used. Pure.
+"""Decides how long each client is throttled, from its quotas and its recorded use. Pure.
 
-The quotas of a broker count what this broker serves, as Kafka's do: a client of three brokers may use its
-quota on each.
+As in Kafka, a broker counts only the requests that it serves itself: a client of three brokers may use its
+whole quota on each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from kafkalite.broker.quotas.rates import WINDOW_COUNT, WINDOW_MS, SampledRate, TokenBucket
@@ -21,11 +23,13 @@ from kafkalite.metadata.client_quotas import (
 )
 
 K = TypeVar("K")
+L = TypeVar("L", SampledRate, TokenBucket)
 
 #: The number of clients and addresses above which those that use nothing are forgotten.
 MIN_KEPT: Final = 1_024
-#: A client over its request_percentage is throttled for at most one window at a time, as in Kafka.
-MAX_REQUEST_THROTTLE_MS: Final = WINDOW_MS
+#: A client over its request_percentage is throttled for at most this long at a time. Kafka's limit is one
+#: window. A client with enough connections exceeds its quota then, as each is served once in a window.
+MAX_REQUEST_THROTTLE_MS: Final = WINDOW_COUNT * WINDOW_MS
 _NS_PER_PERCENT: Final = 10_000_000
 
 #: (quota key, user, client id) of the clients that share a rate; see ``AppliedQuota``.
@@ -54,8 +58,8 @@ class _ClientRates:
 class QuotaManager:
     """Measures the clients of one broker against their quotas.
 
-    ``now_ms`` is monotonic. Memory is bounded by the clients that were active within the window: those that
-    use nothing are forgotten, which changes no later throttle time.
+    ``now_ms`` is monotonic. To bound the memory, clients and addresses that used nothing in the last
+    WINDOW_COUNT windows are forgotten when there are many. That changes no later throttle time.
     """
 
     def __init__(self) -> None:
@@ -73,7 +77,8 @@ class QuotaManager:
         return f"<QuotaManager {len(self._quotas)} entities, {len(self._clients)} clients>"
 
     def update(self, quotas: Quotas) -> None:
-        """Apply ``quotas`` from now on. A rate whose bound does not change keeps its samples."""
+        """Apply ``quotas`` from now on. A rate whose bound does not change keeps its samples, unless
+        ``quotas`` is empty."""
         self._quotas = quotas
         self.has_quotas = bool(quotas)
         self._clients.clear()
@@ -112,9 +117,21 @@ class QuotaManager:
             self._count(rates.keys[key], throttle_ms)
         return throttle_ms
 
+    def owed_ms(self, user: str, client_id: str, now_ms: int, *, is_fetch: bool) -> int:
+        """Return the throttle time in ms that is left for the bytes that the client has fetched or produced.
+
+        It counts the bytes of all its connections, also of closed ones.
+        """
+        rates = self._rates_of(user, client_id, now_ms)
+        rate = rates.fetched if is_fetch else rates.produced
+        owed_ms = 0 if rate is None else rate.excess_ms(now_ms)
+        if owed_ms:
+            self._count(rates.keys[CONSUMER_BYTE_RATE if is_fetch else PRODUCER_BYTE_RATE], owed_ms)
+        return owed_ms
+
     def max_fetch_bytes(self, user: str, client_id: str, now_ms: int) -> int | None:
-        """Return the bytes that one response to a Fetch may have, so that its throttle time is at most about
-        a window; None if the client has no quota.
+        """Return the maximum size in bytes of one response to a Fetch: the bytes that the client's quota
+        allows in WINDOW_COUNT - 1 windows. Return None if the client has no quota for fetched bytes.
 
         The first batch of a response may be larger, as always.
         """
@@ -149,34 +166,39 @@ class QuotaManager:
         if rates is None:
             self._forget_idle(now_ms)
             keys: dict[str, RateKey] = {}
+            of = user, client_id, keys
+            bucket = partial(TokenBucket, now_ms=now_ms)
             rates = self._clients[user, client_id] = _ClientRates(
-                self._rate(PRODUCER_BYTE_RATE, user, client_id, keys),
-                self._rate(CONSUMER_BYTE_RATE, user, client_id, keys),
-                self._rate(REQUEST_PERCENTAGE, user, client_id, keys),
-                self._bucket(user, client_id, keys, now_ms),
+                self._limiter(self._rates, SampledRate, PRODUCER_BYTE_RATE, *of),
+                self._limiter(self._rates, SampledRate, CONSUMER_BYTE_RATE, *of),
+                self._limiter(self._rates, SampledRate, REQUEST_PERCENTAGE, *of),
+                self._limiter(self._mutations, bucket, CONTROLLER_MUTATION_RATE, *of),
                 keys,
             )
         return rates
 
-    def _rate(self, key: str, user: str, client_id: str, keys: dict[str, RateKey]) -> SampledRate | None:
+    def _limiter(
+        self,
+        limiters: dict[RateKey, L],
+        make: Callable[[float], L],
+        key: str,
+        user: str,
+        client_id: str,
+        keys: dict[str, RateKey],
+    ) -> L | None:
+        """Return the rate or bucket of the quota ``key`` that applies to a client, or None if no such quota
+        applies.
+
+        Makes a new one if there is none or its bound has changed. Adds its RateKey to ``keys``.
+        """
         quota = applied_quota(self._quotas, key, user, client_id)
         if quota is None:
             return None
         name = keys[key] = (key, quota.user, quota.client_id)
-        rate = self._rates.get(name)
-        if rate is None or rate.bound != quota.bound:
-            rate = self._rates[name] = SampledRate(quota.bound)
-        return rate
-
-    def _bucket(self, user: str, client_id: str, keys: dict[str, RateKey], now_ms: int) -> TokenBucket | None:
-        quota = applied_quota(self._quotas, CONTROLLER_MUTATION_RATE, user, client_id)
-        if quota is None:
-            return None
-        name = keys[CONTROLLER_MUTATION_RATE] = (CONTROLLER_MUTATION_RATE, quota.user, quota.client_id)
-        bucket = self._mutations.get(name)
-        if bucket is None or bucket.bound != quota.bound:
-            bucket = self._mutations[name] = TokenBucket(quota.bound, now_ms)
-        return bucket
+        limiter = limiters.get(name)
+        if limiter is None or limiter.bound != quota.bound:
+            limiter = limiters[name] = make(quota.bound)
+        return limiter
 
     def _count(self, name: RateKey, throttle_ms: int) -> None:
         count = self.throttled.setdefault(name, ThrottleCount())
@@ -184,7 +206,7 @@ class QuotaManager:
         count.total_ms += throttle_ms
 
     def _forget_idle(self, now_ms: int) -> None:
-        """Forget the clients and addresses that use nothing, if there are many."""
+        """Forget the clients and addresses that use nothing, if there are at least ``_kept``."""
         if len(self._clients) + len(self._connections) < self._kept:
             return
         self._clients.clear()

@@ -19,9 +19,9 @@ class SampledRate:
 
     The first sample counts as a whole window, so that the first request of a client has no infinite rate.
 
-    Deviation from Kafka: the amount by which a sample exceeds ``bound`` is not forgotten when the sample
-    leaves the window, but moves to the next one. Otherwise several connections that share a quota exceed it
-    again in each window. So the total over a long time is at most ``bound``.
+    Deviation from Kafka: the amount by which a sample exceeds ``bound`` is not forgotten with the sample, but
+    moves to the next sample. Otherwise several connections that share a quota would exceed it again in each
+    window. So the mean rate over a long time is at most ``bound``, if clients wait for the throttle times.
     """
 
     __slots__ = ("_samples", "_total", "bound")
@@ -47,7 +47,14 @@ class SampledRate:
         else:
             samples.append((now_ms, amount))
         self._total += amount
-        window_ms = max(WINDOW_MS, now_ms - samples[0][0])
+        return self.excess_ms(now_ms)
+
+    def excess_ms(self, now_ms: int) -> int:
+        """Return the throttle time in ms that is left of what was recorded, 0 within the bound."""
+        self._expire(now_ms)
+        if not self._samples:
+            return 0
+        window_ms = max(WINDOW_MS, now_ms - self._samples[0][0])
         return max(0, math.ceil(self._total * 1000 / self.bound - window_ms))
 
     def is_idle(self, now_ms: int) -> bool:
@@ -56,7 +63,8 @@ class SampledRate:
         return not self._samples
 
     def _expire(self, now_ms: int) -> None:
-        """Remove the samples that began WINDOW_COUNT windows ago. Move what exceeds the bound to the next."""
+        """Remove the samples that began at least WINDOW_COUNT windows ago. Move the amount by which such a
+        sample exceeds the bound to the next sample."""
         samples = self._samples
         while samples and now_ms - samples[0][0] >= WINDOW_COUNT * WINDOW_MS:
             start_ms, amount = samples.popleft()
@@ -72,9 +80,9 @@ class SampledRate:
 
 
 class TokenBucket:
-    """Admits amounts while it is not empty, and lets one amount overdraw it (KIP-599).
+    """Admits amounts while its number of tokens is not negative. An amount may make it negative (KIP-599).
 
-    It gains ``bound`` tokens per second and holds at most those of WINDOW_COUNT windows.
+    The bucket gains ``bound`` tokens per second and holds at most those of WINDOW_COUNT windows.
     """
 
     __slots__ = ("_burst", "_filled_ms", "_tokens", "bound")
@@ -87,8 +95,8 @@ class TokenBucket:
         self._filled_ms = now_ms
 
     def admit(self, amount: float, now_ms: int) -> int:
-        """Take ``amount`` tokens and return 0. If the bucket is overdrawn, take nothing and return the time
-        in ms after which it is not."""
+        """Take ``amount`` tokens and return 0. If the number of tokens is negative, take nothing and return
+        the time in ms after which it is 0."""
         self._fill(now_ms)
         if self._tokens < 0:
             return math.ceil(-self._tokens * 1000 / self.bound)

@@ -1,15 +1,15 @@
 """The leader's side of its followers' fetches: fetch sessions, as in KIP-227.
 
-A follower broker has one session with each broker that leads partitions it replicates. It lists a partition
-when its position there has changed, and the leader responds only with partitions that have updates. So an
-idle follower costs one small request every ``replica.fetch.wait.max.ms``, regardless of the number of
-partitions.
+A follower broker has one session with each broker that leads partitions it replicates. The follower lists a
+partition in a request when the position of its replica has changed: log end, synced end, log start or leader
+epoch. The leader responds only with partitions that have updates. So an idle follower costs one small request
+every ``replica.fetch.wait.max.ms``, regardless of the number of partitions.
 
-Each time a partition is listed, it gets one response with records, a divergence or an error (R3). Afterwards
-it gets none until the follower lists it with another fetch offset, or forgets it and lists it again. If it is
-listed with the same fetch offset, that only reports how far the follower is synced. So a follower may send a
-request while an earlier response is in flight, and no record is sent twice. High watermarks and log starts
-are sent whenever they have moved.
+When a partition is listed, it gets one response with records, a divergence or an error (R3). Afterwards it
+gets none until the follower lists it with another fetch offset or leader epoch, or forgets it and lists it
+again. If it is listed again with the same offset and epoch, that only reports how far the follower is synced.
+So a follower may send a request while an earlier response is in flight, and no record is sent twice. High
+watermarks and log starts are sent whenever they have moved.
 
 Pure: the caller reads the partitions and determines whether there are updates.
 """
@@ -36,7 +36,7 @@ MAX_EPOCH: Final = 2**31 - 1
 
 
 class Poll(Protocol):
-    """The response of a session that is held until there are updates."""
+    """A fetch whose response is held until the session has updates."""
 
     def update(self) -> None:
         """Respond soon, because enough data is available."""
@@ -65,6 +65,8 @@ class FetchedReplica:
     is_checked: bool = False  #: whether the CRCs of the first batches were checked after the listing (R43)
     sent_high_watermark: int = -1
     sent_log_start: int = -1
+    pushed_high_watermark: int = -1  #: the one that was last sent, whatever the follower listed since then
+    is_read: bool = False  #: whether consumers were directed to this follower in this leader epoch (R66)
 
     def __post_init__(self) -> None:
         self.key = (self.asked.topic_id, self.asked.partition)
@@ -81,12 +83,25 @@ class FetchedReplica:
             session.on_new_data(size_bytes)
 
     def on_moved(self) -> None:
-        """Send the new high watermark or log start with the next response."""
-        self.session.moved[self] = None
+        """Send the new high watermark or log start with the next response, at once if consumers read from
+        this follower: they wait for it (KIP-392)."""
+        session = self.session
+        session.moved[self] = None
+        if self.is_read:
+            session.has_awaited_move = True
+            session.on_new_data(0)
+
+    def on_read_near(self) -> None:
+        """Send the follower each new high watermark at once, and the present one if it was not sent yet."""
+        if not self.is_read:
+            self.is_read = True
+            if self in self.session.moved:
+                self.on_moved()
 
     def on_role_changed(self) -> None:
-        """Report with the next response that this broker no longer leads the partition in this epoch."""
+        """Report that this broker no longer leads the partition in this epoch, if a response is still due."""
         self.hosted = None
+        self.is_read = False
         if not self.is_sent:
             self.session.ready[self] = None
             self.session.on_new_data(0)
@@ -128,6 +143,7 @@ class FetchSession:
         self.ready: dict[FetchedReplica, None] = {}  #: those with records, a divergence or an error to send
         self.moved: dict[FetchedReplica, None] = {}  #: those whose high watermark or log start may have moved
         self.poll: Poll | None = None  #: the request that waits for updates
+        self.has_awaited_move = False  #: whether consumers of a follower wait for an offset in ``moved``
         self.missing_bytes = 0  #: the number of further bytes after which ``poll`` responds
 
     def __repr__(self) -> str:
@@ -180,10 +196,12 @@ class FetchSessions:
         return iter(self._sessions.values())
 
     def find(self, request: ReplicaFetchRequest) -> FetchSession | None:
-        """Return the session that ``request`` continues, or None if it requests a new one.
+        """Return the session that ``request`` continues, and advance its epoch. Return None if it requests a
+        new session.
 
-        Raises FetchSessionIdNotFoundError, or InvalidFetchSessionEpochError if a request was lost or
-        repeated.
+        Raises FetchSessionIdNotFoundError. Raises InvalidFetchSessionEpochError if the session does not
+        expect the request's session epoch or broker epoch, or if a request without a session has an epoch
+        other than 0.
         """
         if request.session_id == OPENS:
             if request.session_epoch != OPENS:

@@ -1,13 +1,13 @@
 """Fetches the partitions that this broker follows, with one fetcher for each broker that leads some of them.
 
-A fetcher always has a request waiting at the leader, and sends the next one as soon as a position has changed
+A fetcher keeps a request waiting at the leader, and sends the next one soon after a position has changed
 because records were appended or a sync made them durable. Records are appended to the log from the
 connection's receive buffer, without a task or a copy. ``fetch_sessions`` describes the state that the leader
 keeps between requests.
 
 R3: a response is applied only if it belongs to this session and the replica has not changed since the
-request. After an error of one partition, that partition is fetched again after a pause; after an error of the
-connection, all are.
+request. After an error of one partition, that partition is fetched again after a pause. After an error of the
+connection or of a whole request, all partitions are fetched again after a pause.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Fetcher:
     # --- the partitions
 
     def add(self, hosted: HostedPartition) -> None:
-        """Fetch for ``hosted`` from now on. If it is already fetched, continue in its new leader epoch."""
+        """Fetch for ``hosted`` from now on, in its current leader epoch."""
         followed = Followed(self, hosted)
         before = self._followed.get(followed.key)
         if before is not None:
@@ -127,7 +127,7 @@ class Fetcher:
         self._report_soon(followed)
 
     def remove(self, hosted: HostedPartition) -> None:
-        """Stop fetching for ``hosted``. Its results in responses in flight are ignored."""
+        """Stop fetching for ``hosted``. Results for it in responses in flight are ignored."""
         followed = self._followed.get((hosted.topic_id, hosted.key.partition))
         if followed is None or followed.hosted is not hosted:
             return
@@ -158,7 +158,8 @@ class Fetcher:
         """Schedule the next fetch of the partition as ``outcome`` requires, or handle ``outcome`` if it is an
         exception.
 
-        Called after a sync, or after an exclusive job (a truncation or a change of the log start).
+        Called after a sync, and when an exclusive job (a truncation or a change of the log start) has ended
+        or was dropped.
         """
         if isinstance(outcome, AssertionError):
             self._on_broken(outcome)
@@ -204,7 +205,11 @@ class Fetcher:
             self._held = None
 
     def _send(self) -> None:
-        """Send the next request, unless another one waits at the leader and no position has changed."""
+        """Send the next request, or begin to connect if there is no connection.
+
+        Send nothing while the request for a new session is in flight, while MAX_IN_FLIGHT requests are, or
+        while a request waits at the leader and nothing has changed.
+        """
         self._release()
         if self._is_closed or not (self._followed or self._forgotten):
             return
@@ -247,7 +252,8 @@ class Fetcher:
                 self._send_soon()
 
     def _list(self) -> list[ReplicaFetchPartition]:
-        """Return the positions for the next request. If reading a position raises, retry that later."""
+        """Return the positions for the next request. A partition whose position cannot be read is retried
+        later."""
         listed: list[ReplicaFetchPartition] = []
         for followed in list(self._due)[:MAX_LISTED]:
             del self._due[followed]
@@ -326,7 +332,8 @@ class Fetcher:
             start = end
 
     def _on_failed(self, followed: Followed, error: Exception) -> None:
-        """After an error of one partition, pause, and then list the partition in a request again."""
+        """After an error of one partition, pause, and then list the partition in a request again. If its log
+        is offline, stop fetching it instead."""
         if followed.hosted.offline_reason is not None:
             self._drop(followed)
             self._forgotten[followed.key] = None

@@ -1,8 +1,8 @@
 """Proposes changes of in-sync sets to the controller, for all partitions that this broker leads.
 
 Each partition decides which change to propose (R12-R15). This module collects the proposals, sends one
-AlterPartition request at a time, and repeats it if the response is lost. A proposal is pending until the
-metadata shows its result, however long that takes (R14).
+AlterPartition request at a time, and sends a proposal again if it was not decided. A proposal stays pending
+until the metadata shows its result, however long that takes (R14).
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ _Proposals = dict[Partition, PartitionChange]
 
 
 class IsrManager:
-    """Collects, sends and repeats proposals of changed ISRs.
-
-    Invariant: a proposal is either in ``_gathered`` or in the pending request.
-    """
+    """Collects, sends and repeats proposals of changed ISRs."""
 
     def __init__(
         self, clock: Clock, partitions: Partitions, channel: ControllerChannel, *, node_id: int, lag_ms: int
@@ -81,7 +78,8 @@ class IsrManager:
         return broker.broker_epoch if broker is not None and broker.is_live else None
 
     async def look_forever(self) -> None:
-        """Call ``consider`` for all partitions every quarter of ``replica.lag.time.max.ms``.
+        """Call ``consider`` for all partitions of ``Partitions.led`` every quarter of
+        ``replica.lag.time.max.ms``.
 
         ``look_around`` ends the wait. Runs until cancelled.
         """
@@ -139,7 +137,7 @@ class IsrManager:
     def _on_result(
         self, partition: Partition, change: PartitionChange, result: ChangedPartition | None
     ) -> None:
-        """Record the result of a proposal, which is None if the response was lost.
+        """Record ``result``, which is None if the response was lost or omits the partition.
 
         The new ISR itself is taken from the metadata, in the order of the log. A response may arrive before
         metadata records that were written earlier. Applying its ISR together with an old min.insync.replicas
@@ -164,7 +162,7 @@ class IsrManager:
             self._retried[partition] = None
 
     def _give_up_waiting(self) -> None:
-        """Let partitions propose again if the image has not shown their decided proposals in time."""
+        """Let partitions repeat their decided proposals if the image has not shown the results in time."""
         awaited, self._awaited = self._awaited, {}
         for partition, partition_epoch in awaited.items():
             if partition.is_leader and partition.partition_epoch == partition_epoch:

@@ -83,7 +83,7 @@ class ReplicaManager:
         return f"<ReplicaManager {list(self._fetchers.values())}>"
 
     async def start(self) -> None:
-        """Start fetching for the partitions that this broker follows by now, and start the periodic tasks."""
+        """Fetch the partitions that this broker already follows, and start the periodic tasks."""
         self._isr.broker_epoch = self._services.node.broker_epoch
         for hosted in list(self._services.partitions):
             if not hosted.is_leader:
@@ -142,7 +142,10 @@ class ReplicaManager:
             self._fetchers[leader_id].remove(hosted)
 
     def on_caught_up(self, partition: Partition) -> None:
-        """Propose a changed ISR if a follower has caught up, so that it can join the ISR (R12)."""
+        """Propose an ISR with the followers that may join it (R12).
+
+        Called when a follower has caught up or is close to it.
+        """
         self._isr.consider(partition)
 
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:
@@ -160,7 +163,7 @@ class ReplicaManager:
             await self._checkpoint()
 
     async def _checkpoint(self) -> None:
-        """Send the controller the high watermarks that have moved since the last call."""
+        """Send the controller the high watermarks that have moved since they were last sent."""
         known = self._checkpointed
         led = list(self._services.partitions.led())
         moved = [one for one in led if one.high_watermark != known.get(one, 0)]

@@ -1,4 +1,4 @@
-"""Reports the logs of this broker's replicas to the controller when it needs them to choose a leader.
+"""Reports the logs of this broker's replicas to the controller when it needs the reports to choose leaders.
 
 A report is needed if a partition has no leader, so that the logs of its replicas are compared (R46), or if a
 replica here refuses to truncate because its leader lacks committed records (R49, R50). Reports are sent when
@@ -32,9 +32,9 @@ RESPONSE_TIMEOUT_MS: Final = 5_000
 
 
 class ReplicaReporter:
-    """Reports the ends of logs without a leader, and truncations that replicas refuse, to the controller.
+    """Reports the logs of partitions without a leader, and refused truncations, to the controller.
 
-    A refusal is no longer reported once its partition has a later leader epoch.
+    A refusal is no longer reported once its partition has a later leader epoch or is not fetched any more.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ReplicaReporter:
         self._is_due = asyncio.Event()
 
     def report_soon(self) -> None:
-        """Send the reports at once if a partition has no leader. Called when the metadata has changed."""
+        """Send the reports now if a partition with a replica here has no leader."""
         if self._partitions.has_leaderless:
             self._is_due.set()
 

@@ -33,9 +33,9 @@ class DescriptorLimits(NamedTuple):
 
 
 def raise_limit() -> None:
-    """Raise the process's limit of open files to the maximum that the system allows without privileges.
+    """Raise the process's limit of open files to its hard limit.
 
-    Warn if that is less than FEW_DESCRIPTORS.
+    Log a warning if that is less than FEW_DESCRIPTORS.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -55,16 +55,17 @@ def raise_limit() -> None:
 def current_limits(max_connections: int) -> DescriptorLimits:
     """Return the limits of this process. ``max_connections`` is the configured number."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return limits_of(max_connections, soft)
+    return limits_of(max_connections, 2**31 - 1 if soft == resource.RLIM_INFINITY else soft)
 
 
 def limits_of(max_connections: int, limit: int) -> DescriptorLimits:
     """Return the limits of a process that may open ``limit`` descriptors.
 
-    ``max_connections`` is cut to half of the descriptors; files and connections to other nodes need the
-    others. An eighth, at most RESERVED_DESCRIPTORS, is reserved for them: new client connections with a
-    descriptor in this reserve are refused. The system assigns the lowest free number, so such a descriptor
-    shows that all lower ones are in use.
+    Clients get at most half of the descriptors. The others are for files and for connections between nodes.
+    The descriptors with the highest numbers are a reserve for these: an eighth of ``limit``, at most
+    RESERVED_DESCRIPTORS. A client's connection with a descriptor in the reserve is refused, and so is a
+    connection to a controller's listener with one in the upper half of the reserve. The system assigns the
+    lowest free number, so a descriptor in the reserve shows that all lower ones are in use.
     """
     reserve = min(limit // 8, RESERVED_DESCRIPTORS)
     return DescriptorLimits(min(max_connections, max(limit // 2, 1)), limit - reserve, limit - reserve // 2)

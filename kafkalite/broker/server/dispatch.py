@@ -1,25 +1,38 @@
 """Dispatches requests to their handlers, if the client may send them, and translates the handlers' errors.
 
-Every request of a client passes ``Dispatcher.handle``, where the access control rules are enforced (S9).
+Every request that reaches a handler passes ``Dispatcher.handle``, which enforces the access control rules
+(S9).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
+from kafkalite.broker.server.audited import changes_of
 from kafkalite.broker.server.client import Client, audit
 from kafkalite.broker.server.error_responses import STOPS, refusal
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import SHUTTING_DOWN, HandlerResult, Pending, Refusal, Reply, Response
+from kafkalite.broker.server.turns import InTurns, Steps, TurnServices
 from kafkalite.broker.tasks import TaskSet
+from kafkalite.client.cluster.authentication import OPERATOR_ID
 from kafkalite.errors import ErrorCode
 from kafkalite.log_fields import Fields
-from kafkalite.protocol.api import CLUSTER_APIS, LOGIN_APIS, ApiKey
+from kafkalite.protocol.api import APIS, CLUSTER_APIS, LOGIN_APIS, ApiKey
 from kafkalite.protocol.connection import BadRequest, Request
 from kafkalite.security.acls import Authorizer, Operation, label, refusal_of
-from kafkalite.security.required import ERRORS, REQUIRED, Denial, denials, permitted, visible
+from kafkalite.security.required import (
+    ERRORS,
+    REQUIRED,
+    Denial,
+    denials,
+    is_decided_by_item,
+    permitted,
+    visible,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +43,17 @@ FORBIDDEN: Final = Refusal(
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     "only nodes that have proved to belong to this cluster may send this",
 )
+#: The principal in the audit of who has proved to know the cluster's secret.
+OPERATOR: Final = "cluster.secret"
 _CHANGES: Final = frozenset({Operation.CREATE, Operation.DELETE, Operation.ALTER, Operation.ALTER_CONFIGS})
-#: The APIs whose allowed requests are audited: they change topics, configurations, rules or users.
-AUDITED: Final = frozenset(
+#: The APIs whose allowed requests are audited: they change topics, configurations, rules or users, or stop
+#: a broker.
+AUDITED: Final = {ApiKey.CONTROLLED_SHUTDOWN} | {
     key for key, one in REQUIRED.items() if any(need.operation in _CHANGES for need in one.needs)
-)
+}
 
 
-class DispatchServices(Protocol):
+class DispatchServices(TurnServices, Protocol):
     """The parts of a broker that the dispatcher itself uses."""
 
     metrics: Metrics
@@ -66,13 +82,13 @@ class Dispatcher(Generic[S]):
         self.authorizer: Authorizer | None = None  #: None allows every client everything
 
     def dispatch(self, request: Request | BadRequest, client: Client) -> Response | Pending:
-        """Return the response to one request. Never raises."""
+        """Return the response to one request. An exception of its handler becomes a Refusal."""
         problem = None if client.login is None else client.login_problem
+        if problem is not None and request.api_key in APIS and request.api_key not in LOGIN_APIS:
+            return self._refuse_before_login(request, client, problem)
         if isinstance(request, BadRequest):
             refused = self._refuse(request, client)
             return refused if problem is None else refused._replace(closes=True)
-        if problem is not None and request.api_key not in LOGIN_APIS:
-            return self._refuse_before_login(request, client, problem)
         if self.interceptor is not None:
             intercepted = self.interceptor(request, client)
             if intercepted is not None:
@@ -90,8 +106,10 @@ class Dispatcher(Generic[S]):
                 return self._forbid(request, client)
             if self.authorizer is not None:
                 return self._handle_authorized(request, client, self.authorizer)
-        elif client.authorizer is not None:
+        else:
             client.authorizer = None  # the nodes of the cluster are trusted
+            if client.node_id == OPERATOR_ID and api_key in AUDITED:
+                _audit_allowed(request, client)
         return self._call(request, client)
 
     def _handle_authorized(
@@ -99,26 +117,37 @@ class Dispatcher(Generic[S]):
     ) -> Response | Pending:
         """Return the response to a request, or a refusal if the client may not send it.
 
-        The response does not contain what the client may not describe.
+        Items that the client may not describe are removed from the lists in the response (``visible``).
         """
-        api_key, message = request.api_key, request.message
         client.authorizer = authorizer
-        denied = denials(api_key, message, client, is_whole=True)
+        if request.api_key not in AUDITED and is_decided_by_item(request.api_key, request.message):
+            return self._call(request, client)
+        steps = self._authorized(request, client)
+        try:
+            next(steps)
+        except StopIteration as end:
+            response: Response | Pending = end.value
+            return response
+        # Thousands of names. Later requests keep their order, except that none waits for a held heartbeat.
+        is_exclusive = request.api_key != ApiKey.CONSUMER_GROUP_HEARTBEAT
+        return InTurns(self._services, steps, is_exclusive=is_exclusive)
+
+    def _authorized(self, request: Request, client: Client) -> Steps:
+        api_key, message = request.api_key, request.message
+        denied = yield from denials(api_key, message, client, is_whole=True)
         if denied is None or denied:
             return self._deny(request, client, denied)
         if api_key in AUDITED:
-            audit.info("request allowed %s", _audited(request, client))
-        may = permitted(message, client)
+            _audit_allowed(request, client)
+        may = yield from permitted(message, client)
         if may is not message:
             request = request._replace(message=may)
         response = self._call(request, client)
         if not REQUIRED[api_key].lists:
             return response
         if isinstance(response, Pending):
-            pruned = Pending(response.cancel)
-            response.then(lambda response: pruned.resolve(_prune(request, response, client)))
-            return pruned
-        return _prune(request, response, client)
+            return _Pruned(self._services, response, partial(_prune, request, client))
+        return (yield from _prune(request, client, response))
 
     def _deny(self, request: Request, client: Client, denied: list[Denial] | None) -> Refusal:
         """Return the refusal of a request that access control rules do not allow."""
@@ -172,8 +201,8 @@ class Dispatcher(Generic[S]):
         )
         return FORBIDDEN
 
-    def _refuse_before_login(self, request: Request, client: Client, problem: str) -> Refusal:
-        """Return the refusal of a request before the login or after its session, and close (S1, S8)."""
+    def _refuse_before_login(self, request: Request | BadRequest, client: Client, problem: str) -> Refusal:
+        """Return the refusal, which closes the connection, of a request outside of a session (S1, S8)."""
         self._services.metrics.failed_requests += 1
         logger.info(
             "request refused %s", Fields(peer=client.peer, api_key=request.api_key, reason="no login")
@@ -196,12 +225,39 @@ class Dispatcher(Generic[S]):
         return Refusal(bad.error_code, bad.error_message, bad.fatal)
 
 
-def _prune(request: Request, response: Response, client: Client) -> Response:
+class _Pruned(Pending):
+    """A response without the items that the client may not describe, when another response is ready."""
+
+    __slots__ = ("busy_ns",)
+
+    def __init__(self, services: TurnServices, pending: Pending, prune: Callable[[Response], Steps]) -> None:
+        super().__init__(pending.cancel)
+        self.busy_ns = 0
+
+        def on_response(response: Response) -> None:
+            steps = InTurns(services, prune(response))
+            self.on_cancel = steps.cancel
+            steps.then(lambda response: self._on_pruned(pending.busy_ns + steps.busy_ns, response))
+
+        pending.then(on_response)
+
+    def _on_pruned(self, busy_ns: int, response: Response) -> None:
+        self.busy_ns = busy_ns
+        self.resolve(response)
+
+
+def _prune(request: Request, client: Client, response: Response) -> Steps:
     if isinstance(response, Refusal):
         return response
-    message = visible(request.api_key, request.message, response.message, client)
+    message = yield from visible(request.api_key, request.message, response.message, client)
     return response._replace(message=message)
 
 
+def _audit_allowed(request: Request, client: Client) -> None:
+    fields = _audited(request, client, **changes_of(request.api_key, request.message))
+    audit.info("request allowed %s", fields)
+
+
 def _audited(request: Request, client: Client, **more: str | int) -> Fields:
-    return Fields(principal=client.principal, host=client.host, api=ApiKey(request.api_key).name, **more)
+    principal = client.principal if client.node_id is None else OPERATOR
+    return Fields(principal=principal, host=client.host, api=ApiKey(request.api_key).name, **more)

@@ -8,8 +8,9 @@ broker.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kafkalite.broker.server.responses import Refusal
 from kafkalite.errors import (
@@ -23,6 +24,7 @@ from kafkalite.errors import (
 )
 from kafkalite.limits import MAX_ERROR_MESSAGE_LENGTH
 from kafkalite.log_fields import Fields
+from kafkalite.protocol.structs import Struct
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,10 @@ _CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (ConfigError, ErrorCode.INVALID_CONFIG),
     (ProtocolError, ErrorCode.INVALID_REQUEST),
 )
+
+
+#: The number of items with an error text in a response that would be too large with all texts.
+KEPT_TEXTS: Final = 100
 
 
 class Outcome(NamedTuple):
@@ -69,3 +75,29 @@ def refusal(error: Exception) -> Refusal:
     """Return the Refusal for a request that failed as a whole. An AssertionError is raised again."""
     code, message = translate(error)
     return Refusal(code, message or "")
+
+
+def without_texts(message: Struct) -> Struct:
+    """Return a response whose lists have at most KEPT_TEXTS error messages each; later ones are omitted.
+
+    The texts repeat the names of a request, so a response can be too large even though the request is not.
+    """
+    fields: list[Any] = list(message)
+    for index, items in enumerate(fields):
+        if type(items) is list and items and isinstance(items[0], Struct):
+            cls = type(items[0])
+            if "error_message" in cls._fields:
+                fields[index] = _with_few_texts(items, cls, cls._fields.index("error_message"))
+    return type(message)(*fields)
+
+
+def _with_few_texts(items: Sequence[Struct], cls: type[Struct], position: int) -> list[Struct]:
+    left = KEPT_TEXTS
+    kept: list[Struct] = []
+    for item in items:
+        if item[position] is not None:
+            left -= 1
+            if left < 0:
+                item = tuple.__new__(cls, (*item[:position], None, *item[position + 1 :]))
+        kept.append(item)
+    return kept

@@ -12,9 +12,9 @@ import ctypes
 
 
 def release_free_memory() -> None:
-    """Return all free pages of the heap to the system; without effect if the C library is not glibc.
+    """Return all free pages of the heap to the system. Has no effect if the C library is not glibc.
 
-    It takes about 0.1 ms for each MiB that is returned.
+    The call takes about 0.1 ms for each MiB that is returned.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -1,9 +1,10 @@
 """The logins of a broker's clients: which mechanisms a listener offers, and how a login ends (S7, S8).
 
 A message of a login is answered at once, or in one of WORKERS threads if its mechanism is slow: PLAIN costs
-PBKDF2. A connection has at most one message in progress, since no further request is read before its
-response. The answer to a failed login waits for ``connection.failed.authentication.delay.ms``, then the
-connection closes.
+PBKDF2, and OAUTHBEARER may read the issuer's keys. The threads serve the hosts of clients in turn. A
+connection has at most one message in progress, because it serves no further request before the response to
+the message. The response to a failed login is sent after ``connection.failed.authentication.delay.ms``. Then
+the connection closes.
 """
 
 # Tests: tests/security/test_logins.py
@@ -15,13 +16,13 @@ import base64
 import logging
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.server.client import Client, audit
 from kafkalite.broker.server.error_responses import refusal
+from kafkalite.broker.server.fair_threads import FairThreads
 from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
 from kafkalite.clock import Clock
 from kafkalite.errors import BrokerError, IllegalSaslStateError
@@ -39,6 +40,7 @@ from kafkalite.security.scram import (
     ScramServer,
     decoy_credential,
 )
+from kafkalite.tls_options import OAUTHBEARER
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +55,18 @@ class _InProgress(Pending):
 
 
 class Logins:
-    """Logs in the clients of one broker. ``credentials`` returns those of the users in the metadata."""
+    """Logs in the clients of one broker. ``credentials`` returns those of the users in the metadata.
+
+    Raises MissingExtraError if OAUTHBEARER is enabled without its packages.
+    """
 
     def __init__(self, config: BrokerConfig, clock: Clock, credentials: Callable[[], Credentials]) -> None:
         self._config = config
         self._clock = clock
         self._credentials = credentials
-        self._executor: Executor | None = None  # made for the first slow login
-        # Until the cluster has a decoy of its own, which the first user brings.
-        self._decoys = {mechanism: _random_credential(mechanism) for mechanism in Mechanism}
+        self._threads: FairThreads[bytes] | None = None  # made for the first slow login
+        is_enabled = OAUTHBEARER in config.sasl_enabled_mechanisms
+        self._token_exchange = _token_exchanges(config, clock) if is_enabled else None
 
     def new(self, is_encrypted: bool) -> Login:
         """Return the login of a new connection to a listener with or without TLS."""
@@ -74,26 +79,31 @@ class Logins:
 
     def _exchange(self, name: str) -> Exchange:
         if name == PLAIN:
-            return PlainServer(self._find_any)
+            return PlainServer(self._find_all)
+        if name == OAUTHBEARER and self._token_exchange is not None:
+            return self._token_exchange()
         mechanism = SCRAM[name]
         nonce = base64.b64encode(os.urandom(NONCE_BYTES)).decode()
         return ScramServer(mechanism, partial(self._find, mechanism), nonce)
 
-    def _find(self, mechanism: Mechanism, user: str) -> tuple[Credential, bool]:
-        """Return the user's credential and True, or one that looks like it and False (S7)."""
-        credentials = self._credentials()
-        known = credentials.get((user, int(mechanism)))
-        if known is not None and user != DECOY:
-            return known, True
-        decoy = credentials.get((DECOY, int(mechanism)), self._decoys[mechanism])
-        return decoy_credential(decoy, user), False
+    @cached_property
+    def _decoys(self) -> dict[Mechanism, Credential]:
+        """This broker's own decoys, used until the cluster's decoys are stored with its first user."""
+        return {mechanism: _random_credential(mechanism) for mechanism in Mechanism}
 
-    def _find_any(self, user: str) -> tuple[Credential, bool]:
-        """Return a credential of the user with either mechanism; see ``_find``."""
-        found = self._find(Mechanism.SCRAM_SHA_512, user)
-        if not found[1] and (user, int(Mechanism.SCRAM_SHA_256)) in self._credentials():
-            return self._find(Mechanism.SCRAM_SHA_256, user)
-        return found
+    def _find(self, mechanism: Mechanism, user: str) -> tuple[Credential, bool]:
+        """Return the user's credential and True, or a decoy and False if there is no such credential (S7).
+
+        The decoy is always computed, because otherwise the time would show which users exist.
+        """
+        credentials = self._credentials()
+        decoy = decoy_credential(credentials.get((DECOY, int(mechanism)), self._decoys[mechanism]), user)
+        known = credentials.get((user, int(mechanism)))
+        return (decoy, False) if known is None or user == DECOY else (known, True)
+
+    def _find_all(self, user: str) -> list[tuple[Credential, bool]]:
+        """Return the result of ``_find`` for each SCRAM mechanism."""
+        return [self._find(mechanism, user) for mechanism in Mechanism]
 
     def begin(self, client: Client, mechanism: str) -> Response:
         """Begin a login with a mechanism, and return the mechanisms that the listener offers."""
@@ -123,9 +133,9 @@ class Logins:
         return client.login
 
     def _step_in_thread(self, client: Client, exchange: Exchange, message: bytes) -> Pending:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(WORKERS, thread_name_prefix="kafkalite-logins")
-        working = asyncio.get_running_loop().run_in_executor(self._executor, exchange.receive, message)
+        if self._threads is None:
+            self._threads = FairThreads(WORKERS, "kafkalite-logins")
+        working = self._threads.run(client.host, partial(exchange.receive, message))
         pending = _InProgress(working.cancel)
 
         def finish(done: asyncio.Future[bytes]) -> None:
@@ -159,7 +169,8 @@ class Logins:
     def _refused(self, client: Client, error: BrokerError) -> Pending:
         """Return the refusal of a login, which is sent after the delay. Then the connection closes (S8)."""
         login = self._login(client)
-        fields = Fields(host=client.host, mechanism=login.mechanism, reason=error.message)
+        claimed = {} if login.claimed is None else {"user": login.claimed}
+        fields = Fields(host=client.host, mechanism=login.mechanism, **claimed, reason=error.message)
         audit.warning("login refused %s", fields)
         pending = _InProgress()
         closing: Refusal = refusal(error)._replace(closes=True)
@@ -170,10 +181,29 @@ class Logins:
 
     def close(self) -> None:
         """End the threads."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._threads is not None:
+            self._threads.close()
 
 
 def _random_credential(mechanism: Mechanism) -> Credential:
     key = partial(os.urandom, mechanism.digest_bytes)
     return Credential(int(mechanism), os.urandom(MIN_SALT_BYTES), key(), key(), DEFAULT_ITERATIONS)
+
+
+def _token_exchanges(config: BrokerConfig, clock: Clock) -> Callable[[], Exchange]:
+    """Return a function that begins a login with a token. Raises MissingExtraError."""
+    from kafkalite.broker.server.token_keys import TokenKeys
+    from kafkalite.security.oauth import OauthServer, TokenRules
+
+    url = config.sasl_oauthbearer_jwks_endpoint_url
+    assert url is not None, "OAUTHBEARER requires it"
+    refresh_ms = config.sasl_oauthbearer_jwks_endpoint_refresh_ms
+    keys = TokenKeys(url, refresh_ms=refresh_ms, monotonic_ms=clock.monotonic_ms)
+    rules = TokenRules(
+        audience=config.sasl_oauthbearer_expected_audience,
+        issuer=config.sasl_oauthbearer_expected_issuer,
+        sub_claim=config.sasl_oauthbearer_sub_claim_name,
+        scope_claim=config.sasl_oauthbearer_scope_claim_name,
+        skew_s=config.sasl_oauthbearer_clock_skew_seconds,
+    )
+    return partial(OauthServer, rules, keys.find, clock.wall_ms)

@@ -26,7 +26,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatistics:
-    """The statistics of a broker. Counts begin at its start unless stated otherwise."""
+    """The statistics of a broker. Events are counted from its start; the numbers of objects are current."""
 
     node_id: int
     cluster_id: str

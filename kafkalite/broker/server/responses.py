@@ -1,4 +1,4 @@
-"""The results of handlers: a Reply, a Refusal, or a Pending that later becomes one of them.
+"""The results of handlers: a Reply, a Refusal, or a Pending that is later resolved with one of these.
 
 Most responses are ready when the handler returns, and are written at once. A Pending needs neither a task nor
 a future: when it is resolved, it calls a continuation of the connection directly. Two kinds of Pending have a
@@ -45,8 +45,9 @@ SHUTTING_DOWN: Final = Refusal(
 class Pending:
     """A response that is not ready yet.
 
-    It is resolved at most once. Later calls have no effect, because a timeout may race with the awaited
-    event. ``on_cancel`` is called once, when the response is ready or no longer wanted, to release resources.
+    It is resolved at most once. Later calls of ``resolve`` have no effect, because a timeout may race with
+    the awaited event. ``on_cancel`` is called once, when the response is ready or no longer wanted, to
+    release resources.
     """
 
     __slots__ = ("_continuation", "is_done", "on_cancel", "response")
@@ -82,7 +83,7 @@ class Pending:
             continuation(response)
 
     def cancel(self) -> None:
-        """Drop the response. The continuation is never called."""
+        """Drop the response, so that the continuation is never called. Has no effect if it was resolved."""
         if self.is_done:
             return
         self.is_done = True
@@ -140,8 +141,9 @@ class PendingResults(Pending):
         fail: Callable[[Any, Exception], Any],
         respond: Callable[[list[Any]], Reply],
     ) -> None:
-        """``results`` has the initial result of each item. ``fail`` returns a result changed to an error.
+        """``results`` has the initial result of each item.
 
+        ``fail(result, error)`` returns the result of an item that failed, made from its earlier result.
         ``respond`` returns the response with the final results.
         """
         super().__init__()
@@ -158,7 +160,10 @@ class PendingResults(Pending):
         self._waiting[index] = None
 
     def wait(self, index: int, register: Register, key: Any, offset: int) -> None:
-        """Make ``results[index]`` final when partition ``key`` has reached ``offset``; see Register."""
+        """Make ``results[index]`` final when the partition ``key`` has reached ``offset``.
+
+        ``register`` registers the callback for that. If the callback receives an error, the item fails.
+        """
 
         def on_reached(error: Exception | None) -> None:
             if self._waiting.pop(index, None) is not None:
@@ -169,7 +174,7 @@ class PendingResults(Pending):
         self._waiting[index] = register(key, offset, on_reached)
 
     def is_expected(self, index: int) -> bool:
-        """Whether an item has no result yet; False after the deadline."""
+        """Whether an item has no final result yet. False after the deadline or a cancellation."""
         return index in self._waiting
 
     def set(self, index: int, result: Any) -> None:
@@ -187,9 +192,9 @@ class PendingResults(Pending):
     def begin(self, timeout_ms: int, late: str, unregistered: str = "") -> Self:
         """Start the deadline, and return this response. Call it when each item is set, expected or waiting.
 
-        At the deadline, items without a result fail with REQUEST_TIMED_OUT and the message ``late``, in which
-        ``%d`` stands for ``timeout_ms``, at most MAX_WAIT_MS. Items that are expected, but do not yet
-        wait for an offset, get the message ``unregistered`` instead, if given.
+        The deadline is in ``timeout_ms``, at most MAX_WAIT_MS. Then items without a final result fail with
+        REQUEST_TIMED_OUT and the message ``late``, in which ``%d`` stands for that time. If ``unregistered``
+        is given, it replaces ``late`` for items that are expected, but do not wait for an offset yet.
         """
         timeout_ms = bounded_wait_ms(max(timeout_ms, 0))
         self._deadline = (timeout_ms, late, unregistered)
@@ -228,8 +233,8 @@ class PendingResults(Pending):
 class HeldResponse(Pending):
     """A response that is held until it is due, or until its deadline.
 
-    ``ask`` is called after each ``update`` and at the deadline. It returns the current response, possibly a
-    Pending, or None if no response is due. When ``is_over`` is True, it must return a response.
+    ``ask`` is called after ``update`` and at the deadline. It returns the current response, possibly a
+    Pending, or None if no response is due. While ``is_over`` is True, ``ask`` must return a response.
     """
 
     __slots__ = (
@@ -252,7 +257,7 @@ class HeldResponse(Pending):
         is_due: Callable[[Response], bool] | None = None,
         on_cancel: Callable[[], object] | None = None,
     ) -> None:
-        """The deadline is ``wait_ms``, at most MAX_WAIT_MS, after the first response that is not due.
+        """The deadline is ``wait_ms``, at most MAX_WAIT_MS, after ``offer`` first sends no response.
 
         ``is_due`` returns whether a response of ``ask`` may be sent before the deadline; by default every
         response may.
@@ -269,7 +274,8 @@ class HeldResponse(Pending):
         self._timer: asyncio.TimerHandle | None = None
 
     def offer(self, response: Response | Pending | None) -> None:
-        """Send ``response`` if it is due or the deadline has passed, else hold it."""
+        """Send ``response`` if it is due or the deadline has passed. Otherwise drop it, because ``ask`` will
+        return a newer one. A Pending is treated in this way when it is resolved."""
         if isinstance(response, Pending):
             self._is_asking = True
             response.then(self._on_response)
@@ -299,7 +305,8 @@ class HeldResponse(Pending):
             self.offer(self._ask())
 
     def finish(self) -> None:
-        """End the wait and send the current response."""
+        """End the wait and send the current response. If ``ask`` has returned a Pending that is not resolved
+        yet, its response is sent when it is resolved."""
         self.is_over = True
         if not self._is_asking and not self.is_done:
             self.offer(self._ask())

@@ -6,11 +6,12 @@ Otherwise the request is queued, and its response is written when the request ha
 queue.
 
 Reading pauses while the peer does not read its responses, while too many requests have no response, and for
-the throttle time of a client over its quota: it gets its response at once, and the broker then reads no
-further request until that time is over (KIP-219). A
-connection is closed if it violates the protocol, has no traffic for ``connections.max.idle.ms``, does not
-complete the handshake or a required proof within HANDSHAKE_DEADLINE_MS, or leaves a frame incomplete for too
-long.
+the throttle time of a client over its quota. Such a client gets its response at once, and the broker reads no
+further request until the throttle time is over (KIP-219).
+
+A connection is closed if it violates the protocol, has no traffic for ``connections.max.idle.ms``, does not
+complete the handshake, or a required proof or login, within HANDSHAKE_DEADLINE_MS, or leaves a frame
+incomplete for too long.
 """
 
 # Long because a connection and the server share the order of responses, the turns, and the budget of bytes.
@@ -18,18 +19,21 @@ long.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 from kafkalite.broker.activity import Activity
-from kafkalite.broker.quotas.address_limits import AddressLimits
+from kafkalite.broker.quotas.address_limits import AddressLimits, canonical
 from kafkalite.broker.quotas.quota_manager import QuotaManager
 from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.error_responses import without_texts
 from kafkalite.broker.server.heap import release_free_memory
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
@@ -45,6 +49,7 @@ from kafkalite.security.principal_mapping import KEY as RULES_KEY
 from kafkalite.security.principal_mapping import PrincipalMapping
 from kafkalite.security.sasl import Login
 from kafkalite.transport import Listener, has_own_name, is_tls, needs_login, transport_for, without_security
+from kafkalite.transport.certificates import CertificateError
 from kafkalite.transport.seam import SecuredProtocol
 from kafkalite.transport.tls import TlsTransport, peer_subject
 from kafkalite.transport.tls_context import TlsContext
@@ -76,6 +81,7 @@ HEAVY_SECONDS: Final = 0.1
 #: A connection with a longer throttle time can become idle: the broker does not read from it, so it does not
 #: notice that the client has closed it.
 MAX_BRIEF_THROTTLE_S: Final = 600
+_CHARGED_APIS: Final = frozenset({ApiKey.PRODUCE, ApiKey.FETCH})  #: their bytes have quotas
 #: A connection beyond connection_creation_rate is closed after its throttle time, at most this.
 MAX_CONNECTION_THROTTLE_MS: Final = 1_000
 
@@ -86,7 +92,7 @@ class Dispatch(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A request that has no response yet. Calling it with a response stores that response."""
+    """A request in the queue. Calling the slot with a response stores it and notifies the connection."""
 
     connection: Connection
     request: Request | BadRequest
@@ -101,6 +107,9 @@ class _Slot:
         if self.pending is not None:
             self.connection.bill(self.pending.busy_ns)
         self.pending = None
+        if isinstance(response, Refusal) and response.closes:
+            self.connection.serve_no_more()
+            was_exclusive = False
         self.connection.on_response(self)
         if was_exclusive:
             self.connection.unblock()
@@ -109,8 +118,8 @@ class _Slot:
 class Connection(SecuredProtocol):
     """One client's connection.
 
-    Invariant: responses are written in the order in which requests arrived: first those in ``_queue``, which
-    have begun, then those in ``_backlog``, which have not.
+    Invariant: responses are written in the order in which requests arrived. ``_queue`` has the requests that
+    were passed to their handlers, and ``_backlog`` has later ones that were not.
     """
 
     def __init__(
@@ -130,6 +139,7 @@ class Connection(SecuredProtocol):
         self._backlog: deque[Request | BadRequest] = deque()
         self._receiving_bytes = 0  # bytes of a frame that spans several reads
         self._held_bytes = 0  # the buffers of that frame, which grow as its bytes arrive
+        self._has_completed = False  # whether the peer has completed such a frame
         self._turn_bytes = 0  # of frames that spanned several reads, since the last turn for them
         self._is_reading = True
         self._is_writable = server.is_open  # while False, received bytes are kept
@@ -148,6 +158,8 @@ class Connection(SecuredProtocol):
         self._login = login
         self.host: str | None = None  #: the peer's address, or None without a socket
         self._muting: asyncio.TimerHandle | None = None  # ends the throttle time of a client over its quota
+        #: Those of _CHARGED_APIS of which a request was admitted, or refused for what other connections owe.
+        self._admitted_apis: frozenset[int] = frozenset()
         self._metered_ns: int | None = None  # when the metered callback began, or its last response
         self._unbilled_ns = 0  # for which earlier callbacks used the event loop after their last response
         self.is_busy = False  # whether further requests wait for a turn
@@ -164,14 +176,20 @@ class Connection(SecuredProtocol):
 
     # --- called by asyncio
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop. Before Python 3.12, each get_running_loop() costs a system call."""
+        return asyncio.get_running_loop()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        peer = _socket_address(transport.get_extra_info("peername"))
+        peer = transport.get_extra_info("peername")
         local = _socket_address(transport.get_extra_info("sockname"))
-        match transport.get_extra_info("peername"):
-            case (str() as host, int(), *_):
-                self.host = host
-        self.client = Client(peer, self._advertised or local, listener=self._listener)
+        match peer:
+            case (str() as host, int() as port, *_):
+                self.host = canonical(host)
+                peer = self.host, port
+        self.client = Client(_socket_address(peer), self._advertised or local, listener=self._listener)
         if self._login is not None:
             self.client.login, self.client.on_authenticated = self._login, self._wire.open_limits
         socket = transport.get_extra_info("socket")
@@ -180,27 +198,30 @@ class Connection(SecuredProtocol):
             self._transport.abort()
             return
         self._is_writable = self._server.is_open  # may have changed since the connection was accepted
-        wait_ms = self._server.connection_throttle_ms(transport.get_extra_info("peername"))
+        wait_ms = self._server.connection_throttle_ms(self.host)
         if wait_ms:
             logger.warning(
                 "connection refused %s", Fields(peer=self.client.peer, reason="connection_creation_rate")
             )
             self._is_ending = True
             self._update_reading()
-            asyncio.get_running_loop().call_later(wait_ms / 1000, self.abort)
+            self._loop.call_later(wait_ms / 1000, self.abort)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
 
     def connection_secured(self) -> None:
-        """Derive the principal from the certificate of the client. Refuse a client that no rule covers.
+        """Derive the principal from the client's certificate. Close the connection if no rule yields one.
 
-        A client that must log in has no principal before.
+        Has no effect if the client must log in: the login proves the principal.
         """
         if self._login is not None:
             return
-        subject = peer_subject(self._transport)
-        principal = self._server.principals.principal(subject)
-        if principal is None:
+        try:
+            subject = peer_subject(self._transport)
+            principal = self._server.principals.principal(subject)
             reason = f"no rule of {RULES_KEY} yields a principal for {subject}"
+        except CertificateError as error:
+            principal, reason = None, error.message
+        if principal is None:
             logger.warning("connection refused %s", Fields(peer=self.client.peer, reason=reason))
             self.abort()
         else:
@@ -219,7 +240,7 @@ class Connection(SecuredProtocol):
         if server.activity.may_be_resting:
             server.activity.touch()
         self._cost += nbytes >> 10
-        if self._cost > HEAVY_COST or self.is_heavy:
+        if self._cost > HEAVY_COST or (self.is_heavy and not self._receiving_bytes):
             self._weigh()
         if self.is_busy or (self.is_heavy and server.is_crowded(self)):
             wire.hold(nbytes)
@@ -239,6 +260,8 @@ class Connection(SecuredProtocol):
         self.received_requests += count
         if self._receiving_bytes:
             server.free_bytes += self._held_bytes
+            server.receivers[self._has_completed].pop(self, None)
+            self._has_completed = self._has_completed or self._held_bytes > 0
             self._turn_bytes += self._receiving_bytes + nbytes
             if self._turn_bytes >= TURN_BYTES:
                 self._turn_bytes = 0
@@ -286,11 +309,11 @@ class Connection(SecuredProtocol):
             self._update_reading()
 
     def _weigh(self) -> None:
-        """Decide whether this connection is heavy: it took more than a small share of the loop's time (S24).
+        """Decide whether this connection is heavy: its requests cost over HEAVY_COST in HEAVY_SECONDS (S24).
 
-        Other nodes of the cluster are never heavy: acks=all waits for their fetches.
+        Connections of other nodes are never heavy, because producers with acks=all wait for their fetches.
         """
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         is_soon = now - self._cost_since < HEAVY_SECONDS
         if is_soon and self._cost <= HEAVY_COST:
             return
@@ -303,25 +326,47 @@ class Connection(SecuredProtocol):
         self.is_heavy = is_heavy
 
     def _keep_receiving(self, nbytes: int) -> None:
-        """Count the buffers of an unfinished frame against the limit that all connections share (S3)."""
+        """Count the buffers of an unfinished frame against the limit that all connections share (S3).
+
+        If the limit is exceeded, the server closes connections, which may include this one.
+        """
         self._receiving_bytes += nbytes
         server, held_bytes = self._server, self._wire.held_bytes
         server.free_bytes -= held_bytes - self._held_bytes
         self._held_bytes = held_bytes
+        if held_bytes:
+            receivers = server.receivers[self._has_completed]
+            receivers.pop(self, None)
+            receivers[self] = None
         limit = server.max_unproven_bytes
         if limit is not None and self.client.node_id is None and self._receiving_bytes > limit:
             logger.warning("connection closed %s", Fields(peer=self.client.peer, reason="no proof"))
             self.abort()
         elif server.free_bytes < 0:
-            logger.warning(
-                "connection closed %s",
-                Fields(peer=self.client.peer, reason="queued.max.request.bytes is used up"),
-            )
-            self.abort()
-        elif self._receiving_bytes >= LARGE_REQUEST_BYTES and server.has_turns_before(self):
+            server.make_room()
+        elif (
+            server.has_turns_before(self)
+            if self._receiving_bytes >= LARGE_REQUEST_BYTES
+            else held_bytes and not self._has_completed and server.is_flooded(self)
+        ):
             self._is_read_in_turn = True
             server.wait_for_turn(self)
             self._update_reading()
+
+    def _abandon_frame(self) -> None:
+        """Free the buffers of an unfinished frame, and no longer count them."""
+        server, held_bytes, self._held_bytes = self._server, self._held_bytes, 0
+        self._wire.abandon_frame()
+        server.receivers[self._has_completed].pop(self, None)
+        server.free_bytes += held_bytes
+        server.abandoned_bytes += held_bytes
+
+    def give_way(self) -> None:
+        """Close the connection, and free the share of its unfinished frame at once (S3)."""
+        reason = "queued.max.request.bytes is used up"
+        logger.warning("connection closed %s", Fields(peer=self.client.peer, reason=reason))
+        self._abandon_frame()
+        self.abort()
 
     def eof_received(self) -> bool:
         """Return True, which keeps the connection open, while requests of the peer have no response yet."""
@@ -349,9 +394,7 @@ class Connection(SecuredProtocol):
             self._muting.cancel()
         self._set_heavy(False)
         self._server.forget(self)
-        self._server.free_bytes += self._held_bytes
-        self._server.abandoned_bytes += self._held_bytes
-        self._held_bytes = 0
+        self._abandon_frame()
         queue, self._queue = self._queue, deque()
         self._backlog.clear()
         for slot in queue:
@@ -361,7 +404,7 @@ class Connection(SecuredProtocol):
     # --- requests and responses
 
     def refuse(self, refusal: Refusal) -> None:
-        """Respond to the first waiting request with ``refusal``, which closes the connection."""
+        """Respond to the first waiting request, if any, with ``refusal``, which closes the connection."""
         if self._backlog and not self._is_lost:
             out: list[Any] = []
             self._encode(self._backlog.popleft(), refusal, out)
@@ -397,10 +440,18 @@ class Connection(SecuredProtocol):
         quotas = None if self.client.node_id is not None else self._server.quotas
         remaining = iter(requests)
         for request in remaining:
-            response = self._dispatch(request, self.client)
-            if quotas is not None and request.api_key == ApiKey.PRODUCE and isinstance(request, Request):
-                self._charge_request(quotas, request)
+            refused = None if quotas is None else self._refuse_debtor(quotas, request)
+            response: Response | Pending
+            if refused is not None:
+                response = refused
+            else:
+                response = self._dispatch(request, self.client)
+                if quotas is not None and request.api_key == ApiKey.PRODUCE and isinstance(request, Request):
+                    self._charge_request(quotas, request)
             if queue or isinstance(response, Pending):
+                if out and not self._is_lost:  # this request's response may be written at once
+                    self._write_lines(out)
+                    out, gathered_bytes = [], 0
                 self._enqueue(request, response)
             else:
                 gathered_bytes += self._encode(request, response, out)
@@ -428,7 +479,12 @@ class Connection(SecuredProtocol):
         else:
             slot.response, slot.is_ready = response, True
             if isinstance(response, Refusal) and response.closes:
-                self._is_final = self._is_ending = True
+                self.serve_no_more()
+
+    def serve_no_more(self) -> None:
+        """Drop later requests, because the response to an earlier one will close the connection."""
+        self._is_final = self._is_ending = True
+        self._backlog.clear()
 
     def unblock(self) -> None:
         """Serve the requests that waited because the request before them had to be served alone."""
@@ -439,6 +495,12 @@ class Connection(SecuredProtocol):
         """Write all ready responses at the head of the queue. Called when ``slot`` becomes ready."""
         if self._is_lost or not self._queue or self._queue[0] is not slot:
             return
+        if self._server.quotas is not None and self._metered_ns is None:
+            self._meter(self._send_ready)
+        else:
+            self._send_ready()
+
+    def _send_ready(self) -> None:
         self._server.activity.touch()
         out: list[Any] = []
         queue = self._queue
@@ -453,13 +515,20 @@ class Connection(SecuredProtocol):
         """Append the buffers of the response to ``out``. Return the size of its payload in bytes."""
         self._cost += REQUEST_COST
         throttle_ms = 0
-        if self._server.quotas is not None and self.client.node_id is None:
+        # Before its login, a client has no user: its requests must not use up the quota that all share.
+        if (
+            self._server.quotas is not None
+            and self.client.node_id is None
+            and self.client.login_problem is None
+        ):
             client_id = request.client_id if isinstance(request, Request) else self.client.client_id
             throttle_ms = self._charge_response(self._server.quotas, client_id, response)
+        else:
+            self._unbilled_ns = 0
         if isinstance(response, Reply):
             assert isinstance(request, Request)
             try:
-                out += self._wire.send(request, response.message, response.payload, throttle_ms=throttle_ms)
+                out += self._send(request, response, throttle_ms)
             except LocalProtocolError as error:
                 message = f"the response cannot be sent: {error}"
                 out += self._wire.send_error(request, ErrorCode.UNKNOWN_SERVER_ERROR, message)
@@ -471,10 +540,20 @@ class Connection(SecuredProtocol):
             request, response.error_code, response.error_message, throttle_ms=throttle_ms
         )
         if response.closes:
-            self._is_final = self._is_ending = True
-            self._backlog.clear()
+            self.serve_no_more()
             self._queue.clear()
         return 0
+
+    def _send(self, request: Request, response: Reply, throttle_ms: int) -> list[Any]:
+        """Return the buffers of a response. If it is too large, leave out error texts of its items.
+
+        Raises LocalProtocolError if it is still too large.
+        """
+        message, payload = response
+        try:
+            return self._wire.send(request, message, payload, throttle_ms=throttle_ms)
+        except LocalProtocolError:
+            return self._wire.send(request, without_texts(message), payload, throttle_ms=throttle_ms)
 
     # --- quotas
 
@@ -492,8 +571,37 @@ class Connection(SecuredProtocol):
         """Bill the client for time that a request used the event loop outside of the connection's calls."""
         self._unbilled_ns += busy_ns
 
+    def _refuse_debtor(self, quotas: QuotaManager, request: Request | BadRequest) -> Refusal | None:
+        """Return the refusal of a connection's first Produce or Fetch if its client owes a throttle time.
+
+        Otherwise a client would exceed its quota with one request on each of many new connections. The
+        request is not held: its payload would use memory for as long.
+        """
+        api_key = request.api_key
+        if (
+            api_key not in _CHARGED_APIS
+            or api_key in self._admitted_apis
+            or isinstance(request, BadRequest)
+            or self.client.login_problem is not None
+        ):
+            return None
+        self._admitted_apis |= {api_key}
+        owed_ms = quotas.owed_ms(
+            self.client.user,
+            request.client_id or "",
+            self._server.clock.monotonic_ms(),
+            is_fetch=api_key == ApiKey.FETCH,
+        )
+        if not owed_ms:
+            return None
+        self._mute(owed_ms)
+        return Refusal(
+            ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+            f"the client has exceeded its quota on other connections; repeat the request after {owed_ms} ms",
+        )
+
     def _charge_request(self, quotas: QuotaManager, request: Request) -> None:
-        """Charge the client for the bytes that it produces. Its throttle time begins before the response."""
+        """Charge the client for the bytes that it produces. A throttle time begins before the response."""
         now_ms = self._server.clock.monotonic_ms()
         size_bytes = len(request.payload)
         self._mute(
@@ -501,7 +609,7 @@ class Connection(SecuredProtocol):
         )
 
     def _charge_response(self, quotas: QuotaManager, client_id: str | None, response: Response) -> int:
-        """Charge the client for the other costs of a request. Return the rest of its throttle time in ms."""
+        """Charge the client for fetched bytes and event loop time. Return its throttle time left in ms."""
         clock = self._server.clock
         busy_ns, self._unbilled_ns = self._unbilled_ns, 0
         if self._metered_ns is not None:
@@ -518,19 +626,18 @@ class Connection(SecuredProtocol):
         self._mute(quotas.charge(user, client_id or "", now_ms, fetched_bytes=fetched_bytes, busy_ns=busy_ns))
         if self._muting is None:
             return 0
-        return max(0, math.ceil((self._muting.when() - asyncio.get_running_loop().time()) * 1000))
+        return max(0, math.ceil((self._muting.when() - self._loop.time()) * 1000))
 
     def _mute(self, throttle_ms: int) -> None:
-        """Read no request for ``throttle_ms``, or until the end of an earlier throttle time that is later."""
+        """Read no request for ``throttle_ms``. A throttle time that ends later stays in effect."""
         if not throttle_ms or self._is_lost:
             return
-        loop = asyncio.get_running_loop()
-        end = loop.time() + throttle_ms / 1000
+        end = self._loop.time() + throttle_ms / 1000
         if self._muting is not None and self._muting.when() >= end:
             return
         if self._muting is not None:
             self._muting.cancel()
-        self._muting = loop.call_at(end, self._unmute)
+        self._muting = self._loop.call_at(end, self._unmute)
         self._update_reading()
 
     def _unmute(self) -> None:
@@ -564,6 +671,9 @@ class Connection(SecuredProtocol):
             transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
 
     def _serve_backlog(self) -> None:
+        if self._server.quotas is not None and self._metered_ns is None:
+            self._meter(self._serve_backlog)
+            return
         if self._backlog and not self._is_lost and not self.is_waiting and self._has_room():
             requests, self._backlog = self._backlog, deque()
             self._serve(requests)
@@ -606,8 +716,8 @@ class Connection(SecuredProtocol):
         self._drain(self.received_bytes, 0)
 
     def _drain(self, received_bytes: int, quiet_iterations: int) -> None:
-        """End the stream when every request has a response, after iterations of the loop in which no bytes
-        were received (quiet iterations).
+        """Wait until no bytes were received in a few iterations of the loop in a row (quiet iterations). Then
+        end the stream when every request has a response.
 
         The arguments are the received bytes and the number of quiet iterations at the previous call.
         """
@@ -616,8 +726,7 @@ class Connection(SecuredProtocol):
         is_quiet = received_bytes == self.received_bytes and not self._wire.has_more
         quiet_iterations = quiet_iterations + 1 if is_quiet else 0
         if quiet_iterations <= 2:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._drain, self.received_bytes, quiet_iterations)
+            self._loop.call_soon(self._drain, self.received_bytes, quiet_iterations)
         else:
             self._is_drained = True
             self._half_close_if_answered()
@@ -626,8 +735,9 @@ class Connection(SecuredProtocol):
         if self._is_drained and not self._queue and not self._backlog and not self._is_lost:
             self._is_drained = False
             self._is_ending = True
-            self._transport.write_eof()
-            asyncio.get_running_loop().call_later(LINGER_MS / 1000, self._transport.close)
+            self._loop.call_later(LINGER_MS / 1000, self._transport.close)
+            with contextlib.suppress(OSError):  # the peer has reset the connection; connection_lost follows
+                self._transport.write_eof()
 
     def overdue(self, now_ms: int, idle_ms: int) -> str | None:
         """Return why this connection must be closed now, as text, or None.
@@ -662,10 +772,7 @@ class Connection(SecuredProtocol):
         return None
 
     def _is_briefly_muted(self) -> bool:
-        return (
-            self._muting is not None
-            and self._muting.when() - asyncio.get_running_loop().time() <= MAX_BRIEF_THROTTLE_S
-        )
+        return self._muting is not None and self._muting.when() - self._loop.time() <= MAX_BRIEF_THROTTLE_S
 
     def idle_ms(self, now_ms: int, max_idle_ms: int) -> float:
         """Return for how many ms this connection cannot become overdue if it has no traffic.
@@ -678,7 +785,7 @@ class Connection(SecuredProtocol):
 
     @property
     def _has_proof(self) -> bool:
-        """Whether the peer has proved who it is, if it must: as a node of the cluster, or by a login."""
+        """Whether the peer has proved its identity, as a node or by a login, or need not do so."""
         if self.client.node_id is not None:
             return True
         return self._server.max_unproven_bytes is None and (
@@ -716,15 +823,16 @@ class Server:
         principals: PrincipalMapping | None = None,
         new_login: Callable[[bool], Login] | None = None,
     ) -> None:
-        """``tls`` is required if a listener's address begins with ``SSL://`` or ``SASL_SSL://``, and
-        ``new_login`` if a listener requires logins: its argument is whether the listener speaks TLS.
+        """``tls`` is required if a listener's address begins with ``SSL://`` or ``SASL_SSL://``.
+        ``new_login`` is required if a listener requires logins; its argument is whether the listener has TLS.
         ``principals`` derives the principals of clients from their certificates; None uses the distinguished
         name.
 
-        ``on_closed`` is called with the client of each connection that was served, after it has closed.
+        ``on_closed`` is called with the client of each connection, also of a refused one, after its end.
 
-        ``max_unproven_bytes`` limits the frames of a peer until it has proved to be a node of the cluster
-        (S1, S3), which it must do within HANDSHAKE_DEADLINE_MS. None requires no proof.
+        ``max_unproven_bytes`` limits the size of an unfinished frame of a peer until the peer has proved to
+        be a node of the cluster (S1, S3), which it must do within HANDSHAKE_DEADLINE_MS. None requires no
+        proof.
         A connection whose descriptor is ``max_descriptor`` or above is refused (R55); None allows any.
         ``address_limits`` limits the connections of each address; None does not.
         """
@@ -748,6 +856,9 @@ class Server:
         self._max_idle_ms = max_idle_ms
         #: The number of bytes that unfinished frames of all connections may still use.
         self.free_bytes = max_queued_bytes
+        #: The connections with such a frame, by whether they have completed one before. The first of each has
+        #: received nothing for the longest time.
+        self.receivers: dict[bool, dict[Connection, None]] = {False: {}, True: {}}
         self.abandoned_bytes = 0  #: of frames that were never completed, since memory was last released
         self._busy: list[Connection] = []
         self._turns: deque[Connection] = deque()
@@ -755,6 +866,8 @@ class Server:
         self.heavy_count = 0
         self._last_heavy: Connection | None = None  # the last heavy connection that was served at once
         self._last_heavy_at = 0.0  # the event loop's time at which it was served
+        self._last_receiver: Connection | None = None  # of a part of a large request, without a turn
+        self._last_part_at = 0.0  # the event loop's time at which it received the part
         self._listeners: list[Listener] = []
         self._is_closed = False  # whether the listeners are closed
         self._connections: dict[Connection, None] = {}  # in the order of arrival
@@ -774,7 +887,8 @@ class Server:
     async def listen(self, address: str, advertised: str | None) -> str:
         """Open a listener and return its address with its actual port, without ``SSL://`` and the like.
 
-        Raises ListenError, and ConfigError if the certificates of a listener with TLS cannot be used.
+        Raises ListenError, and ConfigError if the address is malformed or the files of a listener with TLS
+        cannot be used.
         """
         listener: Listener | None = None
         is_encrypted, has_logins, address = is_tls(address), needs_login(address), without_security(address)
@@ -810,7 +924,7 @@ class Server:
             connection.refuse(self.refusal)
 
     def admit(self, connection: Connection, descriptor: int | None) -> bool:
-        """Register the connection and return True, or return False if a limit is reached.
+        """Register the connection and return True, or return False if the broker stops or a limit is reached.
 
         ``descriptor`` is the file descriptor of its socket, or None if it has no socket.
         """
@@ -839,26 +953,36 @@ class Server:
         """Count a connection from ``host`` and return True, or return False if its limit is reached."""
         return self._address_limits is None or host is None or self._address_limits.admit(host)
 
-    def connection_throttle_ms(self, peer: object) -> int:
-        """Return 0 if connection_creation_rate admits a connection from the socket address ``peer``.
+    def connection_throttle_ms(self, host: str | None) -> int:
+        """Return 0 if ``host`` is None or connection_creation_rate admits a connection from ``host``.
 
-        Otherwise return the time in ms after which to close it, so that the client does not connect again at
-        once.
+        Otherwise return the time in ms after which to close the connection. The client then does not connect
+        again at once.
         """
-        match peer:
-            case (str() as host, *_) if self.quotas is not None:
-                wait_ms = self.quotas.admit_connection(host, self.clock.monotonic_ms())
-                self.metrics.connections_refused += wait_ms > 0
-                return min(wait_ms, MAX_CONNECTION_THROTTLE_MS)
-            case _:
-                return 0
+        if host is None or self.quotas is None:
+            return 0
+        wait_ms = self.quotas.admit_connection(host, self.clock.monotonic_ms())
+        self.metrics.connections_refused += wait_ms > 0
+        return min(wait_ms, MAX_CONNECTION_THROTTLE_MS)
+
+    def make_room(self) -> None:
+        """Close connections until the unfinished frames of the others keep to their limit (S3).
+
+        Otherwise frames that are never completed would shut out all clients with large requests. Connections
+        that have never completed such a frame are closed first, in the order of ``receivers``.
+        """
+        while self.free_bytes < 0:
+            next(iter(self.receivers[False] or self.receivers[True])).give_way()
+        if self.abandoned_bytes >= RELEASE_BYTES:
+            self.abandoned_bytes = 0
+            release_free_memory()
 
     def wait_for_turn(self, connection: Connection) -> None:
-        """Queue ``connection``: its further requests are served after the connections queued before it (S24).
+        """Queue ``connection``: its next requests are served after the connections queued before it (S24).
 
-        In each iteration of the event loop, one queued connection is served. ``connection`` is queued again
-        after each of its requests until the queue is empty. A connection that was never queued is served at
-        once.
+        In each iteration of the event loop, one queued connection is served. Until the queue is empty,
+        further requests of ``connection`` wait for a turn, too. A connection that was not queued waits only
+        if it is heavy (``is_crowded``) or sends a large request.
         """
         if not connection.is_busy:
             connection.is_busy = True
@@ -874,12 +998,24 @@ class Server:
         """Whether other connections wait for a turn."""
         return len(self._turns) > connection.is_waiting
 
-    def is_crowded(self, connection: Connection) -> bool:
-        """Whether a heavy connection must wait for a turn (S24).
+    def is_flooded(self, connection: Connection) -> bool:
+        """Whether a part of a large request of another connection was received in this iteration of the loop.
 
-        It must wait if other connections wait, or if another heavy connection was served at once in this
-        iteration of the event loop. The only heavy connection never waits for this second reason. An
-        iteration is recognized by the loop's time, which uvloop updates once in each.
+        Otherwise a burst of frames that are never completed would hold the event loop (S24). Iterations are
+        told apart as by ``is_crowded``.
+        """
+        now = asyncio.get_running_loop().time()
+        if now == self._last_part_at and self._last_receiver is not connection:
+            return True
+        self._last_part_at, self._last_receiver = now, connection
+        return False
+
+    def is_crowded(self, connection: Connection) -> bool:
+        """Whether ``connection``, which is heavy, must wait for a turn (S24).
+
+        It must wait if a turn is scheduled, or if another heavy connection was served at once in this
+        iteration of the event loop. Calls are in the same iteration if the loop's time is the same: uvloop
+        updates it once in each iteration.
         """
         if self.is_turning:
             return True
@@ -912,6 +1048,8 @@ class Server:
             self._address_limits.forget(connection.host)
         if self._last_heavy is connection:
             self._last_heavy = None
+        if self._last_receiver is connection:
+            self._last_receiver = None
         if self._on_closed is not None:
             self._on_closed(connection.client)
         if not self._connections:
@@ -929,7 +1067,11 @@ class Server:
             idle_ms = self.reap(self.clock.monotonic_ms())
 
     def reap(self, now_ms: int) -> float:
-        """Close overdue connections. Return for how many ms no other can become overdue without traffic."""
+        """Close overdue connections. Return for how many ms no other connection can become overdue if it has
+        no traffic.
+
+        Also returns free memory to the system after large frames were abandoned.
+        """
         idle_ms = math.inf
         for connection in list(self._connections):
             reason = connection.overdue(now_ms, self._max_idle_ms)
@@ -945,19 +1087,19 @@ class Server:
         return idle_ms
 
     def close_listeners(self) -> None:
-        """Stop accepting. Connections that the event loop accepted before, but has not made, are refused."""
+        """Stop accepting connections. Those whose ``connection_made`` was not called yet are refused."""
         self._is_closed = True
         for listener in self._listeners:
             listener.close()
 
     def end(self) -> None:
-        """Stop accepting. Each connection ends when the requests that have arrived have responses."""
+        """Stop accepting connections. Each connection ends when all requests that arrived have responses."""
         self.close_listeners()
         for connection in list(self._connections):
             connection.end()
 
     async def wait_closed(self, grace_ms: int, *, level: int = logging.WARNING) -> None:
-        """Return when all connections are closed. After ``grace_ms`` log and abort those still open."""
+        """Return when all connections are closed. After ``grace_ms``, log and abort those still open."""
         try:
             await asyncio.wait_for(self._has_none.wait(), grace_ms / 1000)
         except TimeoutError:
@@ -982,7 +1124,7 @@ _NO_PAYLOAD: Final = memoryview(b"")
 
 
 def _without_body(request: Request | BadRequest) -> Request | BadRequest:
-    """Return only the fields that a later response needs, so that the payload of the request can be freed."""
+    """Return the request without body and payload, so that these can be freed before the response."""
     if isinstance(request, BadRequest):
         return request
     key, version, correlation_id, client_id = request[:4]

@@ -33,10 +33,11 @@ class TurnServices(Protocol):
 
 
 S = TypeVar("S", bound=TurnServices)
+T = TypeVar("T")
 
 
 class InTurns(Pending):
-    """The response to a request that is served by a generator, one ``yield`` in each iteration of the loop.
+    """The response to a request that a generator serves, one step (``yield``) in each iteration of the loop.
 
     If ``is_exclusive``, the connection starts no further request before the response is ready.
     """
@@ -53,7 +54,7 @@ class InTurns(Pending):
         self.busy_ns = 0  # the connection that called the handler counts the first step
 
     def _next(self) -> None:
-        """Run one step, and add its time to ``busy_ns``. Raises StopIteration after the last."""
+        """Run one step, and add its time to ``busy_ns``. The last step raises StopIteration."""
         began_ns = self._services.clock.monotonic_ns()
         try:
             next(self._steps)
@@ -69,7 +70,7 @@ class InTurns(Pending):
             response: Response | Pending = end.value
             if isinstance(response, Pending):
                 self.on_cancel = response.cancel
-                response.then(self.resolve)
+                response.then(partial(self._on_response, response))
             else:
                 self.resolve(response)
         except AssertionError as error:
@@ -79,6 +80,20 @@ class InTurns(Pending):
             self.resolve(refusal(error))
         else:
             asyncio.get_running_loop().call_soon(self._step)
+
+    def _on_response(self, pending: Pending, response: Response) -> None:
+        self.busy_ns += pending.busy_ns
+        self.resolve(response)
+
+
+def finished(steps: Generator[None, None, T]) -> T:
+    """Take all steps at once, and return the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class _Joined(Pending):
@@ -122,7 +137,7 @@ def by_turns(
     """Return a handler that serves a request with any number of partitions in turns.
 
     It calls ``handler`` with at most PARTITIONS_PER_TURN partitions at a time, and joins the responses. For
-    such a part, ``handler`` must return a Reply or a Pending.
+    a part of a request, ``handler`` must not return a coroutine.
     """
 
     @wraps(handler)
@@ -142,9 +157,9 @@ def is_large(request: Request) -> bool:
 def produce_by_turns(
     handler: Callable[[S, Request, Client], HandlerResult], services: S, request: Request, client: Client
 ) -> InTurns:
-    """Return the response of ``handler`` to a large Produce request.
+    """Return the response to a large Produce request, which ``handler`` serves in turns.
 
-    Requests that the client sends later wait, so that batches of a partition keep their order.
+    Later requests on the connection wait, so that batches of a partition keep their order.
     """
     return InTurns(services, _parts(handler, services, request, client), is_exclusive=True)
 

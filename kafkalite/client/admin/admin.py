@@ -27,6 +27,7 @@ from kafkalite.client.admin.descriptions import (
     PartitionLag,
     ProducerDescription,
     QuorumDescription,
+    ReassignmentDescription,
     TopicDescription,
     TransactionDescription,
     TransactionGroupDescription,
@@ -47,7 +48,7 @@ from kafkalite.client.arguments import (
     checked_partitions,
     takes_one,
 )
-from kafkalite.client.cluster.authentication import call_with_secret
+from kafkalite.client.cluster.authentication import OperatorLogin, call_with_secret
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.coordinator import GROUP_KEY, TRANSACTION_KEY, CoordinatorLink
 from kafkalite.client.cluster.list_offsets import check_partitions, list_offsets, offsets_for_times
@@ -145,11 +146,13 @@ class Admin:
         async with Admin("localhost:9092") as admin:
             await admin.create_topic("orders", partitions=3)
 
-    A method for one object raises that object's BrokerError. A method for several objects processes all of
-    them and then raises the first error, with a note on the number of failures. With
-    ``return_exceptions=True``, the result of a failed object is its error, and nothing is raised. With
-    ``validate_only=True``, the cluster checks the request but changes nothing.
+    Methods raise the BrokerError of an object that fails. A method with the argument ``return_exceptions``
+    first processes all objects. It then raises the first error, with a note on the number of failures if
+    there were several objects. With ``return_exceptions=True``, it returns these errors as the results of the
+    failed objects instead. With ``validate_only=True``, the cluster checks the request but changes nothing.
     """
+
+    _opener: str = "'async with'"  # the statement that opens it, for hints
 
     @takes_one('Admin("{servers}")')
     def __init__(
@@ -159,11 +162,15 @@ class Admin:
         config: ConfigSource | None = None,
         clock: Clock | None = None,
         rng: Rng | None = None,
+        operator: OperatorLogin | None = None,
         **settings: Unpack[CommonSettings],
     ) -> None:
+        """``operator`` logs in with the cluster's secret in place of a user, and may do everything."""
         given = {"bootstrap_servers": bootstrap_servers, **settings}
         self.config = admin_config(merged(config, given, ADMIN_OPTIONS))
         self._cluster = ClusterClient(self.config, rng=rng)
+        if operator is not None:
+            self._cluster.login = operator
         self._clock = clock or SystemClock()
         self._state = "new"
 
@@ -171,7 +178,11 @@ class Admin:
         return f"<Admin {self._state}, {len(self._cluster.metadata.addresses)} brokers>"
 
     async def start(self) -> Self:
-        """Connect to the cluster. ``async with`` calls this. Raises ConnectionFailedError."""
+        """Connect to the cluster. ``async with`` calls this.
+
+        Raises ConnectionFailedError if no broker can be reached, and ClientClosedError if the admin was
+        started or closed before.
+        """
         if self._state != "new":
             raise ClientClosedError(f"an admin starts once; this one is {self._state}")
         self._state = "closed"
@@ -232,7 +243,10 @@ class Admin:
     async def delete_topics(
         self, names: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
-        """Delete topics with all their records. Returns {name: None}. Raises UnknownTopicOrPartitionError."""
+        """Delete topics with all their records. Returns {name: None}.
+
+        The error of a missing topic is UnknownTopicOrPartitionError.
+        """
         response = await self._call(messages.DeleteTopicsRequest(self._timeout_ms, checked_names(names)))
         results = {topic.name: _error_of(topic, f"topic {topic.name!r}") for topic in response.topics}
         return _results(results, return_exceptions)
@@ -274,7 +288,7 @@ class Admin:
     ) -> dict[str, ConfigValue]:
         """Return {setting name: value} of the topic ``name``, or of the broker whose node id is ``name``."""
         request = messages.DescribeConfigsRequest([messages.ConfigResource(resource_type, str(name))])
-        node_id = int(name) if resource_type == "broker" and str(name).isdigit() else None
+        node_id = int(name) if resource_type == "broker" and str(name).isdecimal() else None
         resources = (await self._call(request, node_id=node_id)).resources
         _raise_first(resources, f"{resource_type} {name!r}")
         return {entry.name: ConfigValue(*entry) for entry in resources[0].entries}
@@ -320,11 +334,11 @@ class Admin:
     ) -> None:
         """Set the quotas in ``changes``, {key: value}. A value of None removes the quota.
 
-        Keys of users and client ids are producer_byte_rate and consumer_byte_rate (bytes per second),
-        request_percentage, and controller_mutation_rate (partitions per second); of addresses,
-        connection_creation_rate (per second). Each broker enforces them for what it serves. If one change is
-        invalid, raises InvalidConfigError, and no quota is changed. Raises InvalidRequestError if there is no
-        such entity.
+        The keys for users and client ids are producer_byte_rate and consumer_byte_rate (bytes per second),
+        request_percentage, and controller_mutation_rate (partitions per second). The key for IP addresses is
+        connection_creation_rate (connections per second). Each broker enforces the quotas for its own
+        connections. If one change is invalid, raises InvalidConfigError, and no quota is changed. Raises
+        InvalidRequestError unless ``entity`` is a user, a client id, both, or an IP address.
         """
         entry = messages.ClientQuotaAlteration(
             _entity_parts(entity),
@@ -343,8 +357,9 @@ class Admin:
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
         """Return {partition: offset and timestamp} for the position ``at`` in each partition.
 
-        ``at`` selects the log start, the log end (exclusive), the record with the highest timestamp or, as a
-        time in ms, the first record at or after that time. The offset is -1 if there is no such record.
+        ``at`` selects the log start, the high watermark (exclusive end), the record with the highest
+        timestamp or, as a time in ms, the first record at or after that time. The offset is -1 if there is no
+        such record.
         """
         self._check_open()
         translate = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
@@ -366,9 +381,10 @@ class Admin:
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, return_exceptions: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Delete the records below the offset of each partition in ``before``.
+        """Delete the records below the given offset in each partition of ``before``.
 
-        The offset -1 stands for the high watermark. Returns {partition: new log start offset}."""
+        The offset -1 stands for the high watermark. Returns {partition: new log start offset}.
+        """
         self._check_open()
         offsets = checked_ints("offset", before)
         await check_partitions(self._cluster, offsets)
@@ -428,9 +444,10 @@ class Admin:
     ) -> dict[TopicPartition, Any]:
         """Make the preferred replicas lead ``partitions`` (None: all partitions that need an election).
 
-        Returns {partition: leader's node id}. ``is_unclean`` elects any live replica if none is eligible,
-        which may lose committed records, and requires the nodes' ``cluster_secret``. Raises
-        PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError, ClusterAuthorizationFailedError.
+        Returns {partition: leader's node id}. With ``is_unclean``, instead elects a live replica in those
+        partitions that have no leader, even a replica that lacks committed records. This requires the nodes'
+        ``cluster_secret``. Raises PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError,
+        ClusterAuthorizationFailedError.
         """
         chosen = (
             None
@@ -449,6 +466,64 @@ class Admin:
             is_led_already = isinstance(error, ElectionNotNeededError)
             results[tp] = elected.leader_id if error is None or is_led_already else error
         return _results(results, return_exceptions)
+
+    async def alter_partition_reassignments(
+        self,
+        reassignments: Mapping[TopicPartition, Sequence[int] | None],
+        *,
+        allow_replication_factor_change: bool = False,
+        return_exceptions: bool = False,
+    ) -> dict[TopicPartition, Any]:
+        """Move partitions to other brokers (KIP-455). Returns when the reassignments have begun.
+
+        ``reassignments`` has the node ids of the replicas afterwards, the preferred leader first, for each
+        partition; None cancels the partition's reassignment. A later call replaces the target of an earlier
+        one. ``list_partition_reassignments`` returns those that are in progress. Raises
+        UnknownTopicOrPartitionError, NoReassignmentInProgressError, InvalidReplicaAssignmentError,
+        InvalidReplicationFactorError (another number of replicas without
+        ``allow_replication_factor_change``, or fewer than min.insync.replicas).
+        """
+        example = "{TopicPartition('orders', 0): [1, 2, 3]}"
+        wanted = [
+            messages.PartitionReassignment(
+                *checked_partition(tp),
+                None if replicas is None else [checked_int("node id", one) for one in replicas],
+            )
+            for tp, replicas in checked_mapping("reassignments", reassignments, example).items()
+        ]
+        response = await self._call(
+            messages.AlterPartitionReassignmentsRequest(
+                self._timeout_ms, allow_replication_factor_change, wanted
+            )
+        )
+        results: dict[TopicPartition, BrokerError | None] = {}
+        for altered in response.partitions:
+            tp = TopicPartition(altered.topic, altered.partition)
+            results[tp] = _error_of(altered, str(tp))
+        return _results(results, return_exceptions)
+
+    async def list_partition_reassignments(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, ReassignmentDescription]:
+        """Return the reassignments in progress of ``partitions`` (None: of all partitions)."""
+        chosen = (
+            None
+            if partitions is None
+            else [messages.ReassignedPartition(*tp) for tp in checked_partitions(partitions)]
+        )
+        response = await self._call(messages.ListPartitionReassignmentsRequest(self._timeout_ms, chosen))
+        return {
+            TopicPartition(one.topic, one.partition): ReassignmentDescription(*map(tuple, one[2:]))
+            for one in response.partitions
+        }
+
+    async def unregister_broker(self, node_id: int) -> None:
+        """Remove a broker without replicas from the cluster. Its node id can't be used again.
+
+        A process that still runs as this broker stops. Raises BrokerIdNotRegisteredError, and
+        InvalidRequestError if partitions have replicas on the broker.
+        """
+        await self._call(messages.UnregisterBrokerRequest(checked_int("node_id", node_id)))
 
     async def controlled_shutdown(self, node_id: int, *, cluster_secret: str) -> None:
         """Make a broker transfer its leaderships and stop. Returns when the shutdown has begun.
@@ -471,7 +546,7 @@ class Admin:
     # --- access control and users ------------------------------------------------------------------------
 
     async def create_acls(self, acls: Iterable[AclBinding]) -> None:
-        """Add access control rules. A rule that exists is no error.
+        """Add access control rules. It is no error if a rule exists already.
 
         Raises InvalidRequestError for a rule that could never apply; the valid rules of the call are added.
         """
@@ -492,7 +567,7 @@ class Admin:
         return sorted(AclBinding(*acl) for result in response.results for acl in result.acls)
 
     async def describe_users(self, users: Sequence[str] | None = None) -> dict[str, dict[str, int]]:
-        """Return {user: {SCRAM mechanism: iterations}} of ``users`` (None: all users), sorted by name.
+        """Return {user: {SCRAM mechanism: iterations}} of ``users``, or of all users sorted by name if None.
 
         Raises ResourceNotFoundError for a user without a credential.
         """
@@ -579,8 +654,8 @@ class Admin:
     async def group_lag(self, group_id: str) -> list[PartitionLag]:
         """Return the lag of each partition that is assigned or has a committed offset, sorted by partition.
 
-        The lag of a deleted partition is None. Raises GroupIdNotFoundError for a group that has neither
-        members nor offsets.
+        The lag is None if the partition was deleted or has no committed offset. Raises GroupIdNotFoundError
+        if there is no such group.
         """
         committed = await self._committed(group_id, None)
         holders: dict[TopicPartition, MemberDescription] = {}
@@ -618,7 +693,11 @@ class Admin:
     async def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], *, return_exceptions: bool = False
     ) -> dict[TopicPartition, BrokerError | None]:
-        """Delete committed offsets. Raises GroupSubscribedToTopicError if members subscribe to the topic."""
+        """Delete the group's committed offsets in ``partitions``. Returns {partition: None}.
+
+        The error of a partition is GroupSubscribedToTopicError if members subscribe to its topic. Raises
+        GroupIdNotFoundError.
+        """
         request = OffsetDeleteRequest(
             group_id, [GroupPartition(*tp) for tp in checked_partitions(partitions)]
         )
@@ -628,7 +707,10 @@ class Admin:
     async def delete_groups(
         self, group_ids: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
-        """Delete groups. Returns {name: None}. Raises NonEmptyGroupError, GroupIdNotFoundError."""
+        """Delete groups and their offsets. Returns {name: None}.
+
+        The error of a group is NonEmptyGroupError if it has members, or GroupIdNotFoundError.
+        """
         results: dict[str, BrokerError | None] = {}
         for group_id in checked_names(group_ids):
             response = await self._call_coordinator(GROUP_KEY, group_id, DeleteGroupsRequest([group_id]))
@@ -640,9 +722,10 @@ class Admin:
     async def list_transactions(
         self, states: Sequence[str] = (), *, min_duration_ms: int = 0
     ) -> list[TransactionListing]:
-        """Return the transactional ids whose state is in ``states`` (empty: any state).
+        """Return the transactional ids, and writers of transaction groups, in one of ``states`` (empty: any).
 
-        Unless ``min_duration_ms`` is 0, only those with a transaction that has been open at least this long.
+        Unless ``min_duration_ms`` is 0, returns only those with a transaction that has been open for at least
+        ``min_duration_ms``.
         """
         request = ListTransactionsRequest(checked_names(states), min_duration_ms)
         listings = await self._list(TransactionListing, "transactions", request)
@@ -667,7 +750,8 @@ class Admin:
     async def retire_transaction_group(self, application_id: str) -> int:
         """Let the brokers forget a transaction group's decisions. Return the id of its last decided batch.
 
-        Does the same as ``TransactionGroup.retire``, for an application that no longer runs.
+        Does the same as ``TransactionGroup.retire``, for an application that no longer runs. Raises
+        TransactionalIdNotFoundError, and InvalidTxnStateError if no batch was decided or a writer is active.
         """
         request = RetireTxnGroupRequest(application_id)
         response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
@@ -723,7 +807,7 @@ class Admin:
     async def abort_hanging_transaction(
         self, tp: TopicPartition, producer_id: int, start_offset: int
     ) -> None:
-        """Abort the hanging transaction of this producer that starts at ``start_offset``.
+        """Abort the hanging transaction of ``producer_id`` that starts at ``start_offset`` in ``tp``.
 
         Raises InvalidTxnStateError if no such transaction is open.
         """
@@ -746,7 +830,7 @@ class Admin:
     def _check_open(self) -> None:
         if self._state != "open":
             raise ClientClosedError(
-                f"the admin is {self._state}", hint="open it with 'async with' or start()"
+                f"the admin is {self._state}", hint=f"open it with {self._opener} or start()"
             )
 
     async def _call(self, request: Any, *, node_id: int | None = None) -> Any:
@@ -756,10 +840,14 @@ class Admin:
     async def _call_coordinator(self, key_type: int, key: str, request: Any) -> Any:
         """Send ``request`` to the coordinator of ``key``. Raises the response's BrokerError."""
         self._check_open()
+        checked_name("group id" if key_type == GROUP_KEY else "transactional id", key)
         return await CoordinatorLink(self._cluster, key_type, key).call(request)
 
     async def _call_every_broker(self, request: Any) -> dict[int, Any]:
-        """Send ``request`` to all live brokers and return {node id: response}. Raises the first error."""
+        """Send ``request`` to all brokers in the metadata and return {node id: response}.
+
+        Raises the first error.
+        """
         self._check_open()
         nodes = sorted(self._cluster.metadata.addresses)
         responses = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
@@ -768,7 +856,10 @@ class Admin:
         return dict(zip(nodes, responses, strict=True))
 
     async def _list(self, kind: type[D], name: str, request: Any) -> list[D]:
-        """Send ``request`` to all live brokers. Return the items in each response's ``name`` as ``kind``."""
+        """Send ``request`` to all brokers in the metadata.
+
+        Return the items in the field ``name`` of all responses, converted to ``kind``.
+        """
         responses = await self._call_every_broker(request)
         return [
             described(kind, one, coordinator_id=node_id)
@@ -791,7 +882,7 @@ def _error_of(result: Any, what: str) -> BrokerError | None:
 
 
 def _acls(acls: Iterable[object]) -> list[AclBinding]:
-    """Return ``acls`` as a list. Raises ClientError for wrong types."""
+    """Return ``acls`` as a list. Raises ClientError unless it is an iterable of AclBindings."""
     listed = checked_list("acls", acls, _AN_ACL)
     for acl in listed:
         if not isinstance(acl, AclBinding):
@@ -845,7 +936,7 @@ def _raise_first(results: Iterable[Any], what: str) -> None:
 
 
 def _results(results: dict[T, Any], return_exceptions: bool) -> dict[T, Any]:
-    """Return ``results``, or raise the first error in it, if any, unless ``return_exceptions``."""
+    """Return ``results``. Unless ``return_exceptions``, raise the first error among its values, if any."""
     errors = [result for result in results.values() if isinstance(result, BrokerError)]
     if errors and not return_exceptions:
         if len(results) > 1:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kafkalite.client.cluster.client import ClusterClient
-from kafkalite.client.cluster.connection import connect
+from kafkalite.client.cluster.connection import Connection, connect
 from kafkalite.client.cluster.routing import NO_NODE
 from kafkalite.client.cluster.setbacks import lost_quorum
 from kafkalite.errors import ConnectionFailedError, KafkaliteError, RequestTimeoutError
@@ -30,9 +30,10 @@ from kafkalite.protocol.messages.metadata import (
     PartitionMetadata,
     RecoveringPartition,
 )
+from kafkalite.transport import SSL_SCHEME
 
 if TYPE_CHECKING:
-    from kafkalite.client.cluster.login import Login
+    from kafkalite.client.cluster.login import ConnectionLogin
     from kafkalite.transport.tls_context import TlsContext
 
 #: If a controller is silent for longer, the leader considers it unavailable. Controllers send messages many
@@ -45,6 +46,7 @@ PROBE_MS: Final = 1_000
 LIVE: Final = "live"
 FENCED: Final = "fenced"
 LEAVING: Final = "shutting down"
+STOPPED: Final = "stopped"
 UNREACHABLE: Final = "unreachable"
 
 
@@ -79,7 +81,7 @@ class ClusterView:
     partitions: tuple[PlacedPartition, ...]
     topic_count: int  #: including internal topics
     internal_topics: frozenset[str] = frozenset()
-    #: Brokers that refused a connection. Only a controller fences them, so without one they appear live.
+    #: Brokers that accepted no connection. A controller fences them later, or never if there is none.
     unreachable: frozenset[int] = frozenset()
 
     @property
@@ -112,7 +114,7 @@ class BrokerLoad(NamedTuple):
 
 def state_of(broker: BrokerDescription) -> str:
     if broker.is_fenced:
-        return FENCED
+        return STOPPED if broker.is_shutting_down else FENCED
     return LEAVING if broker.is_shutting_down else LIVE
 
 
@@ -150,26 +152,40 @@ async def look(client: ClusterClient) -> ClusterView:
     """
     cluster = (await client.call(DescribeClusterRequest())).message
     topics = (await client.call(MetadataRequest(None, False))).message
-    view = view_of(cluster, topics)
-    return (
-        view
-        if view.controller_id >= 0
-        else replace(view, unreachable=await _unreachable(client, view.brokers))
-    )
+    return await _with_unreachable(view_of(cluster, topics), client.dial)
 
 
-async def _unreachable(client: ClusterClient, brokers: Iterable[BrokerDescription]) -> frozenset[int]:
+async def look_again(client: ClusterClient, silent: Container[int]) -> ClusterView:
+    """Return a new snapshot after the brokers ``silent`` did not respond.
+
+    Connects to those of them that are still live in it, as ``look`` does if there is no active controller: a
+    broker that was just killed is fenced only when its session ends.
+    """
+    view = await look(client)
+    return await _with_unreachable(view, client.dial, silent)
+
+
+async def _with_unreachable(
+    view: ClusterView, dial: Callable[[str, int], Awaitable[Connection]], suspects: Container[int] = ()
+) -> ClusterView:
+    """Return ``view`` with ``unreachable`` set. Connects to the live brokers of ``suspects``, or to each
+    broker if there is no controller."""
+    if view.controller_id >= 0:
+        brokers = [broker for broker in view.live if broker.node_id in suspects]
+    else:
+        brokers = list(view.brokers)
+
     async def probe(broker: BrokerDescription) -> int | None:
         try:
-            connection = await client.dial(broker.address, PROBE_MS)
+            connection = await dial(broker.address, PROBE_MS)
         except KafkaliteError:
             return broker.node_id
         connection.close()
         await asyncio.sleep(0)  # the transport calls connection_lost
         return None
 
-    found = await asyncio.gather(*(probe(broker) for broker in brokers))
-    return frozenset(node_id for node_id in found if node_id is not None)
+    found = await asyncio.gather(*map(probe, brokers))
+    return replace(view, unreachable=frozenset(node_id for node_id in found if node_id is not None))
 
 
 async def look_at_recovery(client: ClusterClient) -> list[RecoveringPartition]:
@@ -183,13 +199,18 @@ async def look_at_recovery(client: ClusterClient) -> list[RecoveringPartition]:
 
 
 async def look_from(
-    addresses: Iterable[str], *, timeout_ms: int, tls: TlsContext | None = None, login: Login | None = None
+    addresses: Iterable[str],
+    *,
+    timeout_ms: int,
+    tls: TlsContext | None = None,
+    login: ConnectionLogin | None = None,
 ) -> ClusterView:
     """Return a snapshot of the cluster from the first of ``addresses`` that responds.
 
-    ``tls`` and ``login`` are those of ``connect``. Each address has ``timeout_ms`` to respond.
-    Other brokers of the cluster are not tried. Raises the last ConnectionFailedError or RequestTimeoutError,
-    and any error in a response.
+    ``tls`` and ``login`` are those of ``connect``. ``timeout_ms`` limits each step at an address: connecting,
+    and each of two responses. If there is no active controller, connects to all brokers, as ``look`` does.
+    If no address responds, raises the last ConnectionFailedError or RequestTimeoutError. Raises another error
+    at once.
     """
     problem: KafkaliteError = ConnectionFailedError("no address was given")
     for address in addresses:
@@ -200,12 +221,20 @@ async def look_from(
     raise problem
 
 
-async def _look_at(address: str, timeout_ms: int, tls: TlsContext | None, login: Login | None) -> ClusterView:
-    connection = await connect(address, client_id="kl", timeout_ms=timeout_ms, tls=tls, login=login)
+async def _look_at(
+    address: str, timeout_ms: int, tls: TlsContext | None, login: ConnectionLogin | None
+) -> ClusterView:
+    async def dial(address: str, timeout_ms: int) -> Connection:
+        return await connect(address, client_id="kl", timeout_ms=timeout_ms, tls=tls, login=login)
+
+    connection = await dial(address, timeout_ms)
     try:
         cluster = await connection.call(DescribeClusterRequest(), timeout_ms=timeout_ms)
         topics = await connection.call(MetadataRequest(None, False), timeout_ms=timeout_ms)
-        return view_of(cluster.message, topics.message)
+        return await _with_unreachable(
+            view_of(cluster.message, topics.message),
+            lambda address, limit_ms: dial(f"{SSL_SCHEME}{address}" if tls else address, limit_ms),
+        )
     finally:
         connection.close()
         await asyncio.sleep(0)  # the transport calls connection_lost
@@ -214,7 +243,8 @@ async def _look_at(address: str, timeout_ms: int, tls: TlsContext | None, login:
 async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
     """Return the state of the controller quorum from its leader, because only the leader knows all offsets.
 
-    If the leader is unknown or cannot be reached, another node reports the state.
+    If the leader is unknown or accepts no connection, another node reports the state. Raises the errors of
+    ``ClusterClient.call``.
     """
     response: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
     leader_id = response.leader_id
@@ -239,7 +269,7 @@ def unmet_conditions(view: ClusterView, requested: RequestedState) -> list[str]:
     found: list[str] = []
     live = view.live
     if view.controller_id < 0:
-        found.append("no controller")
+        found.append(_lost_quorum(view) or "no controller")
     if len(live) < requested.broker_count:
         found.append(f"{len(live)} of {requested.broker_count} brokers live")
     elif requested.is_fully_in_sync and len(live) < len(view.brokers):
@@ -256,6 +286,14 @@ def unmet_conditions(view: ClusterView, requested: RequestedState) -> list[str]:
     if requested.is_fully_in_sync:
         found += _unwhole(view)
     return found
+
+
+def _lost_quorum(view: ClusterView) -> str:
+    """Return a sentence that names the brokers that can't be reached, or "" if there are none."""
+    lost = [
+        f"node {each.node_id} ({each.address})" for each in view.brokers if each.node_id in view.unreachable
+    ]
+    return lost_quorum(lost, len(view.brokers)) if lost else ""
 
 
 def _unwhole(view: ClusterView) -> list[str]:
@@ -276,7 +314,10 @@ def counted(partitions: Iterable[PlacedPartition], how: str) -> str:
 
 
 def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
-    """Return the ids of voters that sent no message for VOTER_SILENCE_MS, as the leader reports. Pure."""
+    """Return the ids of voters that sent the leader no message for VOTER_SILENCE_MS. Pure.
+
+    Returns [] if ``quorum`` is not the leader's report.
+    """
     if quorum.leader_id != quorum.node_id:
         return []
     return [
@@ -289,7 +330,7 @@ def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
 
 
 def describe_recovery(partition: RecoveringPartition) -> str:
-    """Return a text: why the partition has no leader or is being repaired, and the state of each replica."""
+    """Describe why the partition has no leader or is being repaired, and the state of each replica."""
     name = f"{partition.topic}-{partition.partition}"
     states = [
         f"{each.node_id} {each.state}"
@@ -313,16 +354,22 @@ def describe_recovery(partition: RecoveringPartition) -> str:
     )
 
 
-async def look_at_disks(client: ClusterClient, view: ClusterView) -> list[str]:
-    """Return the reasons why logs of live brokers refuse records, at most three lines per broker.
+async def look_at_disks(client: ClusterClient, view: ClusterView) -> tuple[list[str], set[int]]:
+    """Return (the reasons why logs of live brokers refuse records, the brokers that did not respond).
 
-    Each line names the broker, a reason, and the number of logs with this reason. Brokers that do not respond
-    are omitted.
+    There are at most three reasons per broker. Each names the broker, a reason, and the number of logs with
+    this reason. Waits for half of default.api.timeout.ms, so that other requests can follow.
     """
+    timeout_ms = client.config.default_api_timeout_ms // 2
+    silent: set[int] = set()
 
     async def look_at(node_id: int) -> list[str]:
+        request = DescribeLogDirsRequest(None)
         try:
-            response = (await client.call(DescribeLogDirsRequest(None), node_id=node_id)).message
+            response = (await client.call(request, node_id=node_id, timeout_ms=timeout_ms)).message
+        except (ConnectionFailedError, RequestTimeoutError):
+            silent.add(node_id)
+            return []
         except KafkaliteError:
             return []
         reasons = Counter(each.offline_reason for each in response.partitions if each.offline_reason)
@@ -332,7 +379,7 @@ async def look_at_disks(client: ClusterClient, view: ClusterView) -> list[str]:
         ]
 
     found = await asyncio.gather(*(look_at(broker.node_id) for broker in view.live))
-    return [reason for each in found for reason in each]
+    return [reason for each in found for reason in each], silent
 
 
 def problems(
@@ -346,23 +393,19 @@ def problems(
     The arguments are the results of ``look``, ``look_at_quorum``, ``look_at_recovery`` and ``look_at_disks``.
     """
     found: list[str] = []
-    known = {broker.node_id for broker in view.brokers if broker.is_fenced}
+    known = {broker.node_id for broker in view.brokers if broker.is_fenced} | view.unreachable
     for node_id in silent_voters(quorum) if quorum is not None else ():
         if node_id not in known:
             found.append(f"controller {node_id} is silent")
     if view.controller_id < 0:
-        lost = [
-            f"node {each.node_id} ({each.address})"
-            for each in view.brokers
-            if each.node_id in view.unreachable
-        ]
-        if lost:
-            found.append(lost_quorum(lost, len(view.brokers)))
-        else:
-            found.append("no controller: metadata can't change, so neither leaders nor ISRs do")
+        missing = "no controller: metadata can't change, so neither leaders nor ISRs do"
+        found.append(_lost_quorum(view) or missing)
     for broker in view.brokers:
         state = view.state_of(broker)
-        if state not in {LIVE, UNREACHABLE}:
-            why = ": it was stopped or does not respond" if state == FENCED else ""
+        if state == UNREACHABLE and view.controller_id >= 0:
+            role = ", the controller," if broker.node_id == view.controller_id else ""
+            found.append(f"broker {broker.node_id} ({broker.address}){role} does not respond")
+        elif state not in {LIVE, UNREACHABLE}:
+            why = ": it was killed, or does not respond" if state == FENCED else ""
             found.append(f"broker {broker.node_id} is {state}{why}")
     return found + _unwhole(view) + [describe_recovery(each) for each in recovering] + [*refusals]

@@ -22,7 +22,7 @@ MECHANISMS: Final = tuple(mechanism.label for mechanism in Mechanism)
 
 
 class SaltedPassword(NamedTuple):
-    """What is sent of a new password; the fields are those of the request."""
+    """A new password in the form that is sent to the cluster. The fields are those of the request."""
 
     user: str
     mechanism: int
@@ -47,9 +47,11 @@ def mechanism_label(number: int) -> str:
 def salted_passwords(
     user: str, password: str, mechanisms: Sequence[str], iterations: int
 ) -> Iterator[SaltedPassword]:
-    """Yield what is sent of a new password, with a random salt for each mechanism.
+    """Yield the SaltedPassword of each of ``mechanisms``, with its own random salt.
 
-    Raises UnacceptableCredentialError if ``iterations`` is out of bounds, before the work for them is done.
+    Raises UnacceptableCredentialError if ``iterations`` is not from MIN_ITERATIONS to MAX_ITERATIONS,
+    ClientError for an unknown mechanism, and InvalidRequestError for a user or password that SASLprep
+    refuses.
     """
     if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
         raise UnacceptableCredentialError(

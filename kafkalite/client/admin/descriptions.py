@@ -77,7 +77,7 @@ class NodeDescription:
     rack: str | None
     broker_epoch: int  #: grows with every registration
     is_fenced: bool  #: not live according to the controller, so that it leads no partition
-    is_shutting_down: bool
+    is_shutting_down: bool  #: about to stop; if ``is_fenced``, it has stopped in order
     registered_ms: int  #: wall clock
 
 
@@ -113,8 +113,18 @@ class QuorumDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class ReassignmentDescription:
+    """A reassignment in progress: node ids. It ends when the adding replicas are in ``isr``."""
+
+    replicas: tuple[int, ...]  #: the present replicas, those that are removed at the end included
+    adding_replicas: tuple[int, ...]
+    removing_replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MetadataDescription:
-    """A part of the metadata tree as {path: value}, at ``metadata_offset``. A directory's value is None."""
+    """A part of the metadata tree at ``metadata_offset``. ``nodes`` maps each path to its value, if any."""
 
     metadata_offset: int
     nodes: dict[str, Any]
@@ -270,9 +280,9 @@ class TransactionGroupDescription:
 def described(kind: type[D], message: Any, **converted: Any) -> D:
     """Return an instance of the description class ``kind`` with the values of the fields of ``message``.
 
-    Lists become tuples. If the field of ``kind`` is a tuple of descriptions, its items are converted, too.
-    Lists of partitions become sorted tuples of TopicPartition. ``converted`` gives the values of fields that
-    are not copied from ``message``.
+    Lists become tuples. If the type of the field in ``kind`` is a tuple of a description class, the items of
+    the list are converted to that class. If it is a tuple of TopicPartition, the tuple is sorted.
+    ``converted`` gives the values of fields that are not copied from ``message``.
     """
     for name, (source, item) in _fields(kind).items():
         if name not in converted:

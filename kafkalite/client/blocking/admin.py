@@ -31,6 +31,9 @@ class Admin(Twin[async_admin.Admin]):
     describe_quorum = blocking(async_admin.Admin.describe_quorum)
     describe_metadata = blocking(async_admin.Admin.describe_metadata)
     elect_leaders = blocking(async_admin.Admin.elect_leaders)
+    alter_partition_reassignments = blocking(async_admin.Admin.alter_partition_reassignments)
+    list_partition_reassignments = blocking(async_admin.Admin.list_partition_reassignments)
+    unregister_broker = blocking(async_admin.Admin.unregister_broker)
     controlled_shutdown = blocking(async_admin.Admin.controlled_shutdown)
     describe_log_dirs = blocking(async_admin.Admin.describe_log_dirs)
 

@@ -35,7 +35,11 @@ class CallerThread:
         self._has_listener = False
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return the coroutine's result. Ctrl-C interrupts the wait and cancels the coroutine."""
+        """Return the coroutine's result or raise its error.
+
+        Ctrl-C interrupts the wait and cancels the coroutine. Raises the errors of
+        ``LoopThread.check_outside``.
+        """
         if not self._has_listener:
             return self._loop_thread.run(coroutine)
         self._loop_thread.check_outside(coroutine)
@@ -64,7 +68,10 @@ class CallerThread:
         return _ForwardingListener(self, listener)
 
     async def call_back(self, method: _Method, partitions: Sequence[TopicPartition]) -> None:
-        """Make the thread that waits in ``run`` call ``method``. Raises the method's exception."""
+        """Make the thread that waits in ``run`` call ``method``. Raises the method's exception.
+
+        Raises ClientError if no thread waits in ``run``.
+        """
         if not self._waits:
             raise ClientError("no thread waits in a call that could run the rebalance listener")
         loop = asyncio.get_running_loop()

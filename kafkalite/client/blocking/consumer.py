@@ -1,7 +1,7 @@
 """The blocking twin of Consumer, which uses a Consumer in the loop thread.
 
 Records are taken from the loop thread in bulk and buffered here until they are returned to the caller.
-``position()`` and commits do not count buffered records as returned.
+``position()`` and ``commit()`` do not count buffered records as returned.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Consumer(Twin[consumer.Consumer[K, V]], Generic[K, V]):
     def _rewind(self, *, is_done: bool = True) -> None:
         """Drop the buffer. Seek each partition to its first buffered record that was not returned yet.
 
-        Unless ``is_done``, the records that the last call returned are not processed and are read again, too.
-        An at-most-once consumer never reads returned records again.
+        Unless ``is_done``, the records that the last ``get_many`` returned, or the last record of an
+        iteration, count as not returned. This does not apply to an at-most-once consumer.
         """
         first = self._next_index()
         if not is_done and not self._original.config.is_at_most_once:

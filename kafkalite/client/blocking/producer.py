@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -94,11 +95,12 @@ _ABORTED_WHILE_QUEUED: Final = "the transaction was aborted while the record was
 
 
 class _Pending(Future[R], Generic[D, R]):
-    """The future of a record or batch. Only the loop thread sets ``_delivery``.
+    """The future of a record or batch. Only the loop thread sets ``_delivery`` of a queued record.
 
     The state that ``concurrent.futures`` needs (a lock, callbacks) is expensive, so it is created when
-    ``wait``, ``as_completed`` or ``add_done_callback`` first uses it. Callbacks are called in kafkalite's
-    thread. ``flush`` still reports the error of a future whose result was not retrieved.
+    ``wait``, ``as_completed`` or ``add_done_callback`` first uses it. A callback of ``add_done_callback`` is
+    called in kafkalite's thread, or at once if the future is done. Such a callback does not keep ``flush``
+    from reporting the future's error.
     """
 
     _producer: Producer[Any, Any]
@@ -216,8 +218,8 @@ class Producer(Twin[async_producer.Producer[K, V]], Generic[K, V]):
             print(pending.result(timeout=10).offset)
 
     Several threads may use one producer at once. The records of each thread keep their order. A producer that
-    is never closed is closed at the end of the process, which waits at most CLOSE_FORGOTTEN_MS. After a fork,
-    the child process must open its own: calls raise ForkedClientError.
+    is never closed is closed at the end of the process. After a fork, the child process must open its own
+    producer: ``send`` and ``flush``, for example, raise ForkedClientError on one that the parent opened.
     """
 
     if TYPE_CHECKING:
@@ -283,22 +285,25 @@ class Producer(Twin[async_producer.Producer[K, V]], Generic[K, V]):
     def close(self, timeout: float | None = None) -> None:
         """Deliver all accepted records, then close the connections. May be called twice.
 
-        After ``timeout`` seconds (None: the delivery.timeout.ms of each record), undelivered records fail
-        with ClientClosedError. An open transaction is aborted. Raises DeliveryFailedError for failed records
-        whose errors were not retrieved.
+        After ``timeout`` seconds, undelivered records fail with ClientClosedError. If ``timeout`` is None,
+        only the timeouts of the records themselves limit the time. An open transaction is aborted, and its
+        undelivered records fail. Raises DeliveryFailedError for failed records whose errors were not
+        retrieved.
         """
         self._is_open = False
         if not self._thread.is_forked:
             self._run(self._close(timeout))
 
     async def _close(self, timeout: float | None) -> None:
-        try:
-            async with asyncio.timeout(timeout):
+        end = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(end):
                 await self._drain_all()
-        except TimeoutError:
-            timeout = 0
+        left_ms = None
+        if end is not None:
+            left_ms = max(0, int((end - asyncio.get_running_loop().time()) * 1000))
         try:
-            await self._original.close(None if timeout is None else int(timeout * 1000))
+            await self._original.close(left_ms)
         finally:
             self._refuse_queued()
 
@@ -314,9 +319,10 @@ class Producer(Twin[async_producer.Producer[K, V]], Generic[K, V]):
     ) -> PendingDelivery:
         """Queue one record and return at once. ``result()`` waits for its acknowledgement.
 
-        Interceptors and serializers are called at once, in this thread; raises SerializationError. Waits up
-        to max.block.ms while the queue is full, and then raises BufferFullError. The error of a record that
-        cannot be sent (too large, not bytes) is raised by ``result()``.
+        Interceptors and serializers are called in this thread before ``send`` returns, so ``send`` itself
+        raises SerializationError. Waits up to max.block.ms while the queue is full, and then raises
+        BufferFullError. The error of a record that cannot be sent (too large, not bytes) is raised by
+        ``result()``. Raises ClientClosedError if the producer is not open.
         """
         if not self._is_open:
             raise self._refusal()

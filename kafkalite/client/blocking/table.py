@@ -1,4 +1,8 @@
-"""The blocking twin of Table. Reads the rows of a Table, which change only during its own calls."""
+"""The blocking twin of Table.
+
+The twin reads the rows in the caller's thread. This is safe because rows change only while a call of the twin
+waits.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 def twin_of(original: type) -> Callable[[C], C]:
     """Decorate a class: public methods without docstrings get those of the same methods of ``original``.
 
-    If the twin's method has a ``timeout`` that the original lacks, a sentence about it is appended.
+    If the twin's method has a parameter ``timeout``, a sentence about it is appended.
     """
 
     def decorate(twin: C) -> C:
@@ -65,6 +65,8 @@ class Twin(Generic[A]):
     """Runs the coroutines of ``original`` in the loop thread that all twins of the process share."""
 
     def __init__(self, original: A) -> None:
+        if hasattr(original, "_opener"):
+            original._opener = "'with'"
         self._original = original
         self._thread = shared_loop_thread()
 
@@ -93,7 +95,7 @@ class Twin(Generic[A]):
 def opened_with(
     original: Callable[P, A],
 ) -> Callable[[Callable[[Any, A], None]], Callable[Concatenate[Any, P], None]]:
-    """Decorate ``__init__(self, client)`` to take the arguments of ``original``, and make the client."""
+    """Decorate ``__init__(self, client)`` so that callers pass the arguments of ``original`` instead."""
 
     def decorate(init: Callable[[Any, A], None]) -> Callable[Concatenate[Any, P], None]:
         @wraps(original.__init__)

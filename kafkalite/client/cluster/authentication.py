@@ -38,13 +38,14 @@ _CONTEXT: Final = "kafkalite-cluster-1"
 
 if TYPE_CHECKING:
     from kafkalite.client.cluster.client import ClusterClient
+    from kafkalite.client.cluster.login import LoginSteps
     from kafkalite.transport.tls_context import TlsContext
 
 Role = Literal["dialler", "listener"]
 
 
 class Authenticator:
-    """Creates this node's proofs and checks those of other nodes. Stateless, so any thread may use it."""
+    """Creates this node's proofs and checks those of other nodes. Immutable, so any thread may use it."""
 
     def __init__(
         self,
@@ -54,13 +55,19 @@ class Authenticator:
         random_bytes: Callable[[int], bytes],
         *,
         tls: TlsContext | None = None,
+        secret_name: str = "",
     ) -> None:
-        """``tls`` is for connections to addresses that begin with ``SSL://``."""
+        """``tls`` is used by ``dial`` for addresses that begin with ``SSL://`` or ``SASL_SSL://``.
+
+        ``secret_name`` names a secret that an operator has given, in the error if it is wrong. "" stands for
+        the secret of a node.
+        """
         self._key = secret.encode()
         self.cluster_id = cluster_id
         self.node_id = node_id
         self._random_bytes = random_bytes
         self._tls = tls
+        self._secret_name = secret_name
 
     def __repr__(self) -> str:
         return f"<Authenticator of node {self.node_id} in {self.cluster_id}>"
@@ -71,7 +78,11 @@ class Authenticator:
     def prove(
         self, hello: ClusterHelloRequest, response: ClusterHelloResponse, expected_node_id: int
     ) -> ClusterProofRequest:
-        """Check the listener's proof and return this node's proof. Raises ClusterAuthorizationFailedError."""
+        """Check the listener's proof and return this node's proof.
+
+        Raises ClusterAuthorizationFailedError if the listener's proof is wrong, or if its node id is not
+        ``expected_node_id``.
+        """
         if response.node_id != expected_node_id:
             raise ClusterAuthorizationFailedError(
                 f"node {response.node_id} responded where node {expected_node_id} was expected",
@@ -79,6 +90,11 @@ class Authenticator:
             )
         expected = self._proof("listener", self.node_id, response.node_id, hello.nonce, response.nonce)
         if len(response.nonce) != NONCE_BYTES or not hmac.compare_digest(expected, response.proof):
+            if self._secret_name:
+                raise ClusterAuthorizationFailedError(
+                    f"{self._secret_name} is not the cluster.secret of node {response.node_id}",
+                    hint="pass the cluster.secret of the nodes",
+                )
             raise ClusterAuthorizationFailedError(
                 f"node {response.node_id} does not know this cluster's secret",
                 hint="cluster.secret must be the same on every node",
@@ -105,7 +121,11 @@ class Authenticator:
         return connection
 
     def challenge(self, hello: ClusterHelloRequest) -> tuple[ClusterHelloResponse, Challenge]:
-        """Return the response to ``hello`` and the Challenge for the dialler's proof. Raises BrokerError."""
+        """Return the response to ``hello`` and the Challenge for the dialler's proof.
+
+        Raises InconsistentClusterIdError for another cluster's id, InvalidRequestError for a nonce of the
+        wrong length, and ClusterAuthorizationFailedError for this node's own id.
+        """
         if hello.cluster_id != self.cluster_id:
             raise InconsistentClusterIdError(
                 f"node {hello.node_id} belongs to another cluster than node {self.node_id}"
@@ -129,13 +149,45 @@ class Authenticator:
         return hmac.digest(self._key, said, hashlib.sha256)
 
 
+class OperatorLogin:
+    """Logs in the connections of a client with the cluster's secret, in place of a user.
+
+    Such a client may do everything. It can log in before the cluster has users, and create the first one.
+    """
+
+    def __init__(self, secret: str, cluster_id: str) -> None:
+        self._authenticator = Authenticator(secret, cluster_id, OPERATOR_ID, os.urandom)
+
+    def __repr__(self) -> str:
+        return f"<OperatorLogin in {self._authenticator.cluster_id}>"
+
+    async def exchange(self, _timeout_ms: int) -> Authenticator:
+        return self._authenticator
+
+    def steps(self, authenticator: Authenticator) -> LoginSteps:
+        """Yield the requests that prove that this client knows the secret, and check the peer's proof.
+
+        Raises ClusterAuthorizationFailedError if the peer's proof is wrong.
+        """
+        hello = authenticator.hello()
+        response = yield hello
+        yield authenticator.prove(hello, response, response.node_id)
+        return 0  # the session has no end
+
+
 async def call_with_secret(
-    cluster: ClusterClient, secret: str | None, message: Any, *, node_id: int | None = None
+    cluster: ClusterClient,
+    secret: str | None,
+    message: Any,
+    *,
+    node_id: int | None = None,
+    secret_name: str = "the given secret",
 ) -> Any:
     """Return the response of ``node_id`` (None: any broker) to a request that needs the cluster's secret.
 
     The request is sent once, on a new connection. Raises ClusterAuthorizationFailedError without a secret or
-    with a wrong one, ConnectionFailedError, RequestTimeoutError, and the BrokerError of a refused request.
+    with a wrong one, which the error calls ``secret_name``. Raises InvalidRequestError if the metadata has no
+    such broker, ConnectionFailedError, RequestTimeoutError, and the BrokerError of a refused request.
     """
     if not secret:
         raise ClusterAuthorizationFailedError(
@@ -149,7 +201,9 @@ async def call_with_secret(
     if node_id not in known:
         raise InvalidRequestError(f"there is no broker {node_id}")
     timeout_ms = cluster.config.default_api_timeout_ms
-    authenticator = Authenticator(secret, metadata.cluster_id, OPERATOR_ID, os.urandom, tls=cluster.tls)
+    authenticator = Authenticator(
+        secret, metadata.cluster_id, OPERATOR_ID, os.urandom, tls=cluster.tls, secret_name=secret_name
+    )
     client_id = cluster.config.client_id
     address = cluster.secured(known[node_id])
     connection = await authenticator.dial(address, node_id, client_id=client_id, timeout_ms=timeout_ms)

@@ -1,4 +1,4 @@
-"""Runs a ``CallPlan`` on asyncio: the only request loop of the client and between brokers."""
+"""Takes the steps of a ``CallPlan`` on asyncio, for the client and for requests between brokers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ async def drive(
     chance: Callable[[], float] = lambda: 0.5,
     setbacks: Setbacks | None = None,
 ) -> T:
-    """Take the steps of ``plan`` until a response arrives. Raises the error with which the plan gives up.
+    """Take the steps of ``plan`` until ``send`` returns a response, and return it.
 
     ``locate()`` returns the node id of the current target (None if the target is not a single node).
-    ``dial(node_id)`` returns an open connection, if possible an existing one. ``send(connection,
+    ``dial(node_id)`` returns the first argument of ``send``, usually an open connection. ``send(connection,
     timeout_ms)`` returns the response. If one of these functions raises a KafkaliteError, the plan decides
-    whether to retry; other exceptions are raised to the caller. ``pause(duration_ms)`` may return earlier if
-    the target may have changed. ``chance`` returns a random number in [0, 1) for the jitter of the pauses.
-    Retried errors are recorded in ``setbacks``.
+    whether to retry, and its final error is raised; other exceptions are raised at once.
+    ``pause(duration_ms)`` may return earlier if the target may have changed. ``chance`` returns a number in
+    [0, 1) for the jitter of the pauses. The errors are recorded in ``setbacks`` until this function ends.
     """
     try:
         return await _steps(plan, locate, dial, send, pause, chance, setbacks)

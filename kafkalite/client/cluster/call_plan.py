@@ -1,13 +1,14 @@
 """Decides the steps of one request: locate the target, dial, send, pause, give up. Pure.
 
 The *target* of a request is any broker, one node, the leaders of partitions, a coordinator, or the
-controller. ``CallPlan`` returns the next step; the caller takes it and reports the result. Every request loop
-of the project follows a plan: ``call_driver.drive`` on asyncio, ``Brokers.until_answered`` on blocking
-sockets. The loop always has this form::
+controller. ``CallPlan`` returns the next step; the caller takes it and reports the result, in a loop of this
+form::
 
     plan = CallPlan(rules, now_ms=now_ms(), timeout_ms=30_000)
     while True:
         step = plan.next_step(now_ms())
+        if isinstance(step, GiveUp):
+            raise step.error
         try:
             match step:
                 case Locate():
@@ -15,16 +16,16 @@ sockets. The loop always has this form::
                 case Dial():
                     connection = open_connection(step.node_id)
                     plan.connected()
-                case Send():
-                    return connection.call(request, step.timeout_ms)
                 case Pause():
                     sleep(step.duration_ms)
-                case GiveUp():
-                    raise step.error
+                    plan.wake()
+                case Send():
+                    return connection.call(request, step.timeout_ms)
         except KafkaliteError as error:
             plan.failed(error, now_ms(), chance())
 
-``CallRules`` define for each kind of target which errors are retried, and the pauses between attempts.
+``call_driver.drive`` is this loop on asyncio. ``CallRules`` define for each kind of target which errors are
+retried, and the pauses between attempts.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ Judge: TypeAlias = Callable[[KafkaliteError], Verdict]
 def judge_broker_error(error: KafkaliteError) -> Verdict:
     """Return the verdict for requests to any broker, to one node, and to the leaders of partitions.
 
-    Retries Kafka's retriable codes, lost connections and timeouts. Locates the target again after errors that
-    indicate outdated metadata.
+    Errors with Kafka's retriable codes, failed connections and timeouts are retried. If ``needs_metadata``
+    is True for the error, the target is located again.
     """
     if not is_retriable(error):
         return FINAL
@@ -172,7 +173,11 @@ class CallPlan:
         return f"<CallPlan to node {self.node_id}, {self.failures} failures>"
 
     def next_step(self, now_ms: int) -> Step:
-        """Return the next step. Repeated calls return the same kind of step until its result is reported."""
+        """Return the next step.
+
+        Until the caller reports the result of a Locate, Dial or Send, each call returns this kind of step
+        again. The step after a Pause is returned when its time has passed, or after ``wake``.
+        """
         if self._give_up is not None:
             return self._give_up
         if not self._is_located and self._rules.locates_in_background:
@@ -194,11 +199,11 @@ class CallPlan:
         self._is_located = True
 
     def connected(self) -> None:
-        """Record that a connection to the node is open."""
+        """Record that a connection to the target is open."""
         self._is_connected = True
 
     def wake(self) -> None:
-        """End the pause, because the condition that caused it may have changed."""
+        """End the current pause, if there is one."""
         self._not_before_ms = self._started_ms
 
     def failed(self, error: KafkaliteError, now_ms: int, chance: float = 0.5) -> None:
@@ -229,7 +234,10 @@ class CallPlan:
         return self._rules.backoff.delay_ms(failures, chance) if failures else 0
 
     def _is_over(self, verdict: Verdict, now_ms: int, pause_ms: int) -> bool:
-        """Whether the time or the attempts are used up, so that no retry after ``pause_ms`` is possible."""
+        """Whether the attempts are used up, or the time limit will have passed after a pause of ``pause_ms``.
+
+        A pause that ``wake`` can end does not count.
+        """
         if self._rules.max_failures is not None and self.failures >= self._rules.max_failures:
             return True
         deadline_ms = self._deadline_ms

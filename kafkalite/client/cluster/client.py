@@ -1,9 +1,8 @@
 """The client's connections and metadata: bootstrap, refresh, one connection per broker and purpose.
 
-Responses on a connection arrive in the order of its requests, so a long poll delays the requests after it.
-Requests that must not wait use another connection to the same broker, identified by its ``Purpose``.
-
-Every wait is limited by a deadline of the caller or by the closing of the client, every pause by a backoff.
+Responses on a connection arrive in the order of its requests, so a long poll delays the responses to later
+requests. Requests that must not wait use another connection to the same broker, identified by its
+``Purpose``.
 """
 
 # Long because connections need the metadata, the metadata needs connections, and one class owns both.
@@ -14,7 +13,7 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +25,7 @@ from kafkalite.client.cluster.connection import (
     CLOSED_AT_ONCE_HINT,
     FOREIGN_HINT,
     REFUSED_HINT,
+    SILENT_HINT,
     Buffer,
     Connection,
     Response,
@@ -33,12 +33,15 @@ from kafkalite.client.cluster.connection import (
 )
 from kafkalite.client.cluster.retry import Backoff, is_retriable
 from kafkalite.client.cluster.routing import NO_NODE, MetadataCache
+from kafkalite.client.cluster.security import ConnectionSecurity
 from kafkalite.client.cluster.setbacks import LATE_MS, SILENT_MS, Setbacks, lost_quorum
 from kafkalite.client.cluster.signal import Signal
 from kafkalite.client.config import CommonConfig
 from kafkalite.errors import (
+    HOST_NAME_HINT,
     TLS_HINT,
     AuthenticationError,
+    BrokerError,
     ClientClosedError,
     ConnectionFailedError,
     ErrorCode,
@@ -47,20 +50,18 @@ from kafkalite.errors import (
     broker_error,
 )
 from kafkalite.log_fields import Fields
-from kafkalite.protocol.messages.metadata import MetadataRequest
+from kafkalite.protocol.messages.metadata import DescribeClusterRequest, MetadataRequest
 from kafkalite.rng import Rng, system_rng
-from kafkalite.tls_options import WITH_LOGIN, WITH_TLS
 from kafkalite.transport import SSL_SCHEME
 
 if TYPE_CHECKING:
-    from kafkalite.client.cluster.login import Login
-    from kafkalite.transport.tls_context import TlsContext
+    from kafkalite.client.cluster.login import ConnectionLogin
 
 logger = logging.getLogger(__name__)
 
 
 class Purpose(enum.IntEnum):
-    """The purpose of a connection to a broker. Each purpose has its own connection."""
+    """The purpose of a connection. A client has at most one connection per broker and purpose."""
 
     MAIN = 0
     FETCH = 1
@@ -87,20 +88,24 @@ MAX_OUTDATED: Final = 3
 PROBE_MS: Final = 700
 
 # A client that opens tries every bootstrap address this many times before it fails, if no broker accepts a
-# connection. If one has, it may have been killed since, so the client tries until default.api.timeout.ms. An
-# open client reconnects until it is closed.
+# connection, and for socket.connection.setup.timeout.ms at most. If a broker has accepted one, it may have
+# been killed since, so the client tries until default.api.timeout.ms. An open client reconnects until it is
+# closed.
 BOOTSTRAP_ROUNDS: Final = 3
+MIN_ROUND_MS: Final = 100
 
 # A missing topic is logged as a warning only after this time. Most calls raise its error earlier.
 _MISSING_MS: Final = 1_100
 
 _NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
 #: The hints of errors that no broker causes, or one that will not accept this client.
-_NO_BROKER_HINTS: Final = frozenset({_NO_CLUSTER_HINT, FOREIGN_HINT, TLS_HINT})
+_NO_BROKER_HINTS: Final = frozenset({_NO_CLUSTER_HINT, HOST_NAME_HINT, SILENT_HINT, FOREIGN_HINT, TLS_HINT})
+#: The hints of ``connect`` that replace _NO_CLUSTER_HINT.
+_PRECISE_HINTS: Final = (_NO_BROKER_HINTS - {_NO_CLUSTER_HINT}) | {CLOSED_AT_ONCE_HINT, REFUSED_HINT}
 
 
 def created_topic(name: str, partitions: int) -> str:
-    """Return the announcement of a topic that a request of this client created."""
+    """Return a text that announces a topic which a request of this client created."""
     return f"created topic {name} ({partitions} partition{'' if partitions == 1 else 's'})"
 
 
@@ -130,11 +135,12 @@ def _has_controller(response: Response) -> bool:
 class _Link:
     """The connection to one broker for one purpose.
 
-    Invariant: ``task``, which dials the broker, runs only while ``connection`` is None.
+    Invariant: ``task``, which dials the broker, is None while ``connection`` is open.
     """
 
     node_id: int
     purpose: Purpose
+    address: str = ""  #: the last one in the metadata, which has only live brokers
     connection: Connection | None = None
     task: asyncio.Task[Connection | KafkaliteError] | None = None
     failures: int = 0
@@ -145,26 +151,11 @@ class _Link:
     older: Connection | None = None
 
 
-def _tls_of(config: CommonConfig) -> TlsContext | None:
-    if config.security_protocol not in WITH_TLS:
-        return None
-    from kafkalite.transport.tls_context import TlsContext
-
-    return TlsContext(config)
-
-
-def _login_of(config: CommonConfig) -> Login | None:
-    if config.security_protocol not in WITH_LOGIN:
-        return None
-    from kafkalite.client.cluster.login import Login
-
-    return Login(config)
-
-
 class ClusterClient:
     """Owns the connections and metadata of one client.
 
-    ``on_change`` is called after each refresh, connect and disconnect.
+    ``on_change`` is called after a refresh of the metadata in the background, after each attempt to connect
+    to a node, when a connection is lost or can be written again, and by ``close``.
     """
 
     #: Warn of topics that a refresh creates. It then first asks without creating, to know what is missing.
@@ -180,8 +171,9 @@ class ClusterClient:
     ) -> None:
         self.config = config
         self.metadata = MetadataCache()
-        self.tls = _tls_of(config)  #: None if this client connects in plain text
-        self.login = _login_of(config)  #: None if this client does not log in
+        security = ConnectionSecurity(config)
+        self.tls = security.tls
+        self.login: ConnectionLogin | None = security.login
         self.rng = rng or system_rng()
         self.allow_auto_topic_creation = allow_auto_topic_creation
         #: The maximum time that a broker may hold the response to a long poll, in ms by purpose.
@@ -195,12 +187,14 @@ class ClusterClient:
         self.is_closed = False
         self._links: dict[tuple[int, int], _Link] = {}
         self._unreachable: set[str] = set()  #: addresses that refused the last attempt to connect
+        #: The addresses of fenced brokers, which the metadata omits. None: unknown; asked for in a probe.
+        self._fenced: dict[int, str] | None = None
         self._probing: asyncio.Task[None] | None = None
         self._bootstrap: Connection | None = None
+        self._opens_until_ms: int | None = None  #: when ``start`` gives up; None when it is over
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._refreshing: asyncio.Task[None] | None = None
-        self._refresh_again = False
-        self._hurry = asyncio.Event()
+        self._hurry = asyncio.Event()  #: set while an urgent refresh is requested but not begun
         self._first_pause_ms = min(REFRESH_PAUSE_MS, config.retry_backoff_ms)
         self._refresh_pause_ms = self._first_pause_ms
         self._refreshed_ms = 0  #: when the last refresh ended
@@ -222,8 +216,10 @@ class ClusterClient:
     async def start(self) -> None:
         """Connect to any broker and fetch the metadata.
 
-        Raises ConnectionFailedError if no broker listens at the bootstrap addresses, and the last error if
-        brokers are lost or do not respond until default.api.timeout.ms.
+        If no broker accepts a connection, raises ConnectionFailedError after BOOTSTRAP_ROUNDS rounds or
+        socket.connection.setup.timeout.ms. Once a broker has accepted one, tries until default.api.timeout.ms
+        and then raises the last error. Raises errors that are not retriable, and a refused login or
+        certificate, at once.
         """
         self._loop = asyncio.get_running_loop()
         try:
@@ -234,22 +230,31 @@ class ClusterClient:
         self._schedule_by_age()
 
     async def _bootstrap_in_rounds(self) -> None:
-        deadline_ms = self.now_ms() + self.config.default_api_timeout_ms
+        began_ms = self.now_ms()
+        last_ms = began_ms + self.config.default_api_timeout_ms
+        until_ms = min(last_ms, began_ms + self.config.socket_connection_setup_timeout_ms)
         was_accepted = False  # whether a broker has accepted a connection
         for failures in count(1):
+            self._opens_until_ms = until_ms
             try:
                 await self._refresh_once()
                 self.setbacks.clear("metadata")
+                self._opens_until_ms = None
                 return
             except KafkaliteError as error:
-                was_accepted = was_accepted or error.hint not in _NO_BROKER_HINTS
+                if error.hint not in _NO_BROKER_HINTS:
+                    was_accepted, until_ms = True, last_ms
                 pause_ms = self._reconnect_backoff.delay_ms(failures, self.rng.random())
                 is_hopeless = failures == BOOTSTRAP_ROUNDS and not was_accepted
                 is_final = not is_retriable(error) or isinstance(error, AuthenticationError)
-                if is_final or is_hopeless or self.now_ms() + pause_ms >= deadline_ms:
+                # A shorter round would only report how short it was, and not why the others failed.
+                last_start_ms = until_ms - min(MIN_ROUND_MS, (until_ms - began_ms) // 5)
+                if is_final or is_hopeless or self.now_ms() + pause_ms >= last_start_ms:
                     raise
                 self.setbacks.note("metadata", error, self.now_ms())
                 await asyncio.sleep(pause_ms / 1000)
+                if self.now_ms() >= last_start_ms:
+                    raise
 
     async def close(self) -> None:
         """Close every connection. Requests in flight fail with ClientClosedError. May be called twice."""
@@ -281,8 +286,17 @@ class ClusterClient:
         return connections
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a background task of this client. ``close`` cancels it."""
+        """Run a background task of this client. ``close`` cancels it.
+
+        Raises ClientClosedError if the client's event loop was closed.
+        """
         assert self._loop is not None, "start() first"
+        if self._loop.is_closed():
+            coroutine.close()
+            raise ClientClosedError(
+                "the event loop in which this client was opened is closed",
+                hint="open, use and close a client in the same event loop",
+            )
         task = self._loop.create_task(coroutine)
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # the owner reports a missing close()
         self._tasks[task] = None
@@ -297,7 +311,10 @@ class ClusterClient:
     # --- connections ---------------------------------------------------------------------------
 
     def connection_now(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection | None:
-        """Return the open connection to a broker, or None after starting to dial in the background."""
+        """Return the open connection to a broker for ``purpose``, or None if there is none.
+
+        If there is none and the client is open, start to dial in the background.
+        """
         link = self._links.get((node_id, purpose))
         if link is not None:
             if link.connection is not None and link.connection.is_open:
@@ -309,19 +326,35 @@ class ClusterClient:
         return None
 
     async def connection(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection:
-        """Return an open or a new connection. Raises ConnectionFailedError after one attempt."""
+        """Return the open connection to a broker for ``purpose``, or a new one after at most one attempt.
+
+        Raises ClientClosedError if the client is closed, ConnectionFailedError if the metadata has no such
+        broker, and the errors of ``connect``.
+        """
         connection = self.connection_now(node_id, purpose)
         if connection is not None:
             return connection
         if self.is_closed:
             raise ClientClosedError("the client is closed")
-        outcome = await asyncio.shield(self._dial_soon(node_id, purpose))
+        dialling = self._dial_soon(node_id, purpose)
+        await asyncio.wait({dialling})
+        if dialling.cancelled():  # by close()
+            raise ClientClosedError("the client is closed")
+        outcome = dialling.result()
         if isinstance(outcome, KafkaliteError):
             raise outcome
         return outcome
 
+    def is_away(self, node_id: int, purpose: Purpose) -> bool:
+        """Whether the connection for ``purpose`` was lost or not accepted, and is not being dialled again."""
+        link = self._links.get((node_id, purpose))
+        return link is not None and link.is_away and link.task is None
+
     def drop_connection(self, node_id: int, purpose: Purpose) -> None:
-        """Close this connection to cancel its requests. It may be dialled again without a retry pause."""
+        """Close the connection to a broker for ``purpose``, to cancel its requests.
+
+        The broker may then be dialled again without a pause, unlike after a lost connection.
+        """
         link = self._links.get((node_id, purpose))
         if link is not None and link.connection is not None:
             connection, link.connection = link.connection, None
@@ -345,7 +378,11 @@ class ClusterClient:
             if address is None:
                 self.request_refresh()
                 link.not_before_ms = self.now_ms() + self.config.reconnect_backoff_ms
-                return ConnectionFailedError(f"broker {link.node_id} is not in the cluster's metadata")
+                text = f"broker {link.node_id} is not among the live brokers"
+                if link.address:
+                    text += f": it was stopped, or does not respond at {link.address}"
+                return ConnectionFailedError(text)
+            link.address = address
             connection = await self._connect(address)
         except KafkaliteError as error:
             link.failures += 1
@@ -353,6 +390,8 @@ class ClusterClient:
             pause_ms = self._reconnect_backoff.delay_ms(link.failures, self.rng.random())
             link.not_before_ms = self.now_ms() + pause_ms
             logger.info("node_id=%d connect failed, next try in %d ms: %s", link.node_id, pause_ms, error)
+            if link.node_id == self.metadata.controller_id and isinstance(error, ConnectionFailedError):
+                error.message = f"node {link.node_id}, the controller: {error.message}"
             self.setbacks.note((link.node_id, link.purpose), error, self.now_ms())
             self.request_refresh()
             return error
@@ -368,8 +407,11 @@ class ClusterClient:
     async def _connect(self, address: str) -> Connection:
         assert self._loop is not None
         late = self._loop.call_later(SILENT_MS / 1000, self._on_silence, address)
+        timeout_ms = self.config.socket_connection_setup_timeout_ms
+        if self._opens_until_ms is not None:
+            timeout_ms = max(1, min(timeout_ms, self._opens_until_ms - self.now_ms()))
         try:
-            connection = await self.dial(address, self.config.socket_connection_setup_timeout_ms)
+            connection = await self.dial(address, timeout_ms)
         except ConnectionFailedError:
             self._unreachable.add(address)
             raise
@@ -396,12 +438,13 @@ class ClusterClient:
         self._warn_unless_probing(f"{address} does not respond; does a kafkalite broker run there?")
 
     def _warn_unless_probing(self, text: str) -> None:
-        """Warn of a lost majority, or else with ``text``. The probe of the nodes warns when it ends."""
+        """Log the text of ``_lost_majority`` or, if that is empty, ``text``. Does nothing during a probe."""
         if self._probing is None:
             self.setbacks.warn(self._lost_majority() or text, self.now_ms())
 
     def _adopt(self, link: _Link, connection: Connection) -> None:
         self.setbacks.clear((link.node_id, link.purpose))
+        link.address = self.metadata.addresses.get(link.node_id, link.address)
         link.connection = connection
         link.failures = 0
         link.is_away = False
@@ -419,15 +462,15 @@ class ClusterClient:
             self._warn_unless_probing(f"{connection.address} is slow to respond")
 
     async def _explain_slowness(self, connection: Connection) -> None:
-        """Warn that a broker is slow to respond, or of a lost majority, for which it waits perhaps."""
+        """Probe all brokers, then warn that this one is slow, or that the controllers lost their majority."""
         await asyncio.wait({self._probe()})
         self._warn_unless_probing(f"{connection.address} is slow to respond")
 
     def give_up(self, node_id: int) -> bool:
-        """Close the connection to a broker if it is slow to respond, so that the requests on it fail.
+        """Close the MAIN connection to a broker if the broker is slow to respond.
 
-        Called when other brokers have become leaders of the requested partitions. Returns whether the
-        connection was closed.
+        The requests on the connection then fail. Use this when other brokers have become leaders of the
+        requested partitions. Returns whether the connection was closed.
         """
         link = self._links.get((node_id, Purpose.MAIN))
         if link is None or link.connection is None or not link.connection.is_slow:
@@ -459,21 +502,25 @@ class ClusterClient:
             self.request_refresh(urgent=True)
 
     def request_refresh(self, *, urgent: bool = False) -> None:
-        """Fetch metadata in the background: after a pause, or at once if ``urgent``.
+        """Fetch metadata in the background: at once if ``urgent``, otherwise after a pause.
 
-        Pauses grow up to ``retry.backoff.max.ms`` while the responses contain no changes.
+        The pause begins when the previous refresh began. It grows up to ``retry.backoff.max.ms`` while the
+        responses contain no changes. Only one refresh runs at a time. A call during a refresh repeats the
+        refresh if ``urgent``, and otherwise does nothing.
         """
         if self.is_closed or self._loop is None:
             return
         if self._refreshing is not None:
-            self._refresh_again = self._refresh_again or urgent
             if urgent:
                 self._hurry.set()
             return
         self._refreshing = self.spawn(self._refresh(urgent))
 
     async def refreshed(self) -> None:
-        """Wait for metadata that is requested after this call. Raises ClientClosedError."""
+        """Wait for metadata that is requested after this call. Raises ClientClosedError.
+
+        There is no time limit while no broker responds.
+        """
         self.request_refresh(urgent=True)
         if self._refreshing is not None:
             await asyncio.wait({self._refreshing})
@@ -481,14 +528,14 @@ class ClusterClient:
             raise ClientClosedError("the client is closed")
 
     async def _refresh(self, urgent: bool) -> None:
-        """Request metadata until it succeeds, then call ``on_change``. Only one refresh runs at a time."""
+        """Request metadata until a request succeeds, then call ``on_change``."""
         failures = 0
         try:
             while True:
                 if not urgent and self._refresh_started_ms is not None:
                     due_ms = self._refresh_started_ms + self._refresh_pause_ms
                     await self._pause(due_ms - self.now_ms())
-                self._refresh_again = False
+                self._hurry.clear()
                 generation = self.metadata.generation
                 try:
                     await self._refresh_once()
@@ -501,7 +548,7 @@ class ClusterClient:
                 self.last_error = None
                 self._note_topics()
                 self._adapt_refresh_pause(has_changes=self.metadata.generation != generation)
-                if not self._refresh_again:
+                if not self._hurry.is_set():
                     return
         finally:
             self._refreshing = None
@@ -509,7 +556,7 @@ class ClusterClient:
                 self._notify()
 
     def _note_topics(self) -> None:
-        """Record in ``setbacks`` which of the used topics have an error or a partition without a leader."""
+        """Record in ``setbacks`` which of ``topics`` have an error or a partition without a leader."""
         now_ms = self.now_ms()
         self.setbacks.clear("metadata")
         for topic in self.topics or ():
@@ -525,76 +572,122 @@ class ClusterClient:
                 self.setbacks.clear(topic)
 
     def _lost_majority(self) -> str:
-        """Return a text with the unreachable brokers if the controllers have probably lost their majority.
+        """Return a text that explains failed requests by a lost majority of the controllers.
 
-        That is so if the metadata has no controller, or if at least half of several brokers can't be reached.
-        Otherwise returns "".
+        The text is "" unless the metadata has brokers but no controller, or there are several brokers and at
+        least half of them can't be reached.
         """
-        addresses = self.metadata.addresses
-        lost = self._lost_nodes()
-        if addresses and self.metadata.controller_id == NO_NODE:
-            return lost_quorum(lost, len(addresses))
-        if len(addresses) > 1 and 2 * len(lost) >= len(addresses):
-            return lost_quorum(lost, len(addresses), is_certain=False)
+        nodes, lost = self._nodes(), self._lost_nodes()
+        if self.metadata.addresses and self.metadata.controller_id == NO_NODE:
+            return lost_quorum(lost, len(nodes))
+        if len(nodes) > 1 and 2 * len(lost) >= len(nodes):
+            return lost_quorum(lost, len(nodes), is_certain=False)
         return ""
 
+    def _nodes(self) -> dict[int, str]:
+        """Return the addresses of all known brokers, including fenced ones."""
+        return {**(self._fenced or {}), **self.metadata.addresses}
+
     def _lost_nodes(self) -> list[str]:
-        """Return the brokers that refused the last attempt to connect, as text."""
+        """Return a text for each broker that accepted no connection at the last attempt."""
         return [
             f"node {node_id} ({address})"
-            for node_id, address in sorted(self.metadata.addresses.items())
+            for node_id, address in sorted(self._nodes().items())
             if address in self._unreachable
         ]
 
     def explained(self, error: KafkaliteError) -> KafkaliteError:
-        """Return ``error``. If ``_lost_majority`` returns a cause, put it at the beginning of the message.
+        """Put the text of ``_lost_majority``, if any, before the message of ``error``, and return ``error``.
 
-        For errors after retries: the error of the last attempt does not show why all attempts failed.
+        Then ``error.is_quorum_lost`` is True. Use this for the last error of several attempts, which may not
+        show why all of them failed.
         """
         cause = self._lost_majority()
         if cause and "; the last error: " not in error.message:  # one error may end several calls
             error.message = f"{cause}; the last error: {error.message}"
             error.hint = "'kl cluster status' shows which nodes run"
+            error.is_quorum_lost = True
         return error
 
-    def _note_controller(self) -> None:
-        """Record whether the controllers have probably lost their majority, and warn if that lasts."""
+    async def _note_controller(self) -> None:
+        """Record in ``setbacks`` whether the latest metadata has no controller. If so, probe the brokers.
+
+        Waits for the probe if half of the brokers have refused connections and the fenced ones are unknown,
+        so that the probe warns even if the caller soon closes this client.
+        """
         if self.metadata.controller_id != NO_NODE:
             self._unreachable.clear()
+            self._fenced = None
             self.setbacks.clear("controller")
             return
         self._note_lost_majority()
-        self._probe()
+        probing = self._probe()
+        if self._fenced is None and self._is_half_lost():
+            await asyncio.wait({probing})
 
     def _note_lost_majority(self) -> None:
         """Record that there is no controller, and warn if that lasts.
 
-        If half of the brokers can't be reached, warns at once: then the cause is not a short election. Does
-        nothing as long as no broker has said which brokers there are.
+        If at least half of the brokers can't be reached, warns as soon as the fenced brokers are known: then
+        the cause is not a short election. Does nothing while the metadata has no brokers.
         """
         if not self.metadata.addresses:
             return
-        is_half = 2 * len(self._lost_nodes()) >= len(self.metadata.addresses)
-        late_ms = 0 if is_half else LATE_MS
+        late_ms = 0 if self._fenced is not None and self._is_half_lost() else LATE_MS
         self.setbacks.note("controller", self._lost_majority(), self.now_ms(), late_ms=late_ms)
 
+    def _is_half_lost(self) -> bool:
+        return 2 * len(self._lost_nodes()) >= len(self._nodes())
+
     def _probe(self) -> asyncio.Task[None]:
-        """Start to find all brokers that can't be reached, also silent ones. Takes PROBE_MS at most."""
+        """Return the task that finds the brokers that accept no connection within PROBE_MS.
+
+        Starts the task unless it already runs.
+        """
         if self._probing is None:
             self._probing = self.spawn(self._probe_nodes())
         return self._probing
 
     async def _probe_nodes(self) -> None:
         try:
-            addresses = list(self.metadata.addresses.values())
-            reached = await asyncio.gather(*map(self._accepts, addresses))
-            self._unreachable = {
-                each for each, is_reached in zip(addresses, reached, strict=True) if not is_reached
-            }
+            live = list(self.metadata.addresses.values())
+            fenced, unreachable = await asyncio.gather(self._find_fenced(live), self._find_unreachable(live))
+            if fenced:
+                unreachable |= await self._find_unreachable(fenced.values())
+            self._fenced, self._unreachable = fenced, unreachable
             if self.metadata.controller_id == NO_NODE:
                 self._note_lost_majority()
         finally:
             self._probing = None
+
+    async def _find_fenced(self, live: Iterable[str]) -> dict[int, str] | None:
+        """Return the addresses of fenced brokers from one of ``live``, or None if none responds in PROBE_MS.
+
+        Returns the last result until the metadata has a controller, because only a controller fences brokers.
+        """
+        if self._fenced is not None:
+            return self._fenced
+        found = await asyncio.gather(*map(self._fenced_according_to, live))
+        return next((each for each in found if each is not None), None)
+
+    async def _fenced_according_to(self, address: str) -> dict[int, str] | None:
+        """Ask on a new connection, because others may wait for responses. Returns {} without permission."""
+        try:
+            async with asyncio.timeout(PROBE_MS / 1000):
+                connection = await self.dial(address, PROBE_MS)
+                try:
+                    response = await connection.call(DescribeClusterRequest(), timeout_ms=PROBE_MS)
+                finally:
+                    connection.close()
+        except BrokerError:
+            return {}
+        except (KafkaliteError, TimeoutError):
+            return None
+        return {each.node_id: each.address for each in response.message.brokers if each.is_fenced}
+
+    async def _find_unreachable(self, addresses: Collection[str]) -> set[str]:
+        accepted = await asyncio.gather(*map(self._accepts, addresses))
+        return {address for address, is_accepted in zip(addresses, accepted, strict=True) if not is_accepted}
 
     async def _accepts(self, address: str) -> bool:
         """Whether a connection to ``address`` is open and not slow, or a new one is accepted in PROBE_MS."""
@@ -608,8 +701,7 @@ class ClusterClient:
         return True
 
     async def _pause(self, duration_ms: int) -> None:
-        """Wait for ``duration_ms``. An urgent refresh request ends the pause."""
-        self._hurry.clear()
+        """Wait for ``duration_ms``, or until an urgent refresh is requested, whichever is first."""
         if duration_ms > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(duration_ms / 1000):
@@ -625,7 +717,10 @@ class ClusterClient:
         self._refreshed_ms = self.now_ms()
 
     async def _refresh_once(self) -> None:
-        """Send one metadata request to any broker. Raises KafkaliteError."""
+        """Fetch metadata from any broker and apply it. Raises KafkaliteError.
+
+        With ``allow_auto_topic_creation`` and ``warns_of_creation``, a second request creates missing topics.
+        """
         self._refresh_started_ms = self.now_ms()
         topics = self.topics
         may_create = self.allow_auto_topic_creation
@@ -642,17 +737,18 @@ class ClusterClient:
                 _warn_of_created(response, missing)
         self.metadata.update(response.message, complete=topics is None)
         self._adopt_bootstrap()
-        self._note_controller()
+        await self._note_controller()
 
     async def call_any_broker(
         self, request: Any, *, is_current: Callable[[Response], bool] | None = None
     ) -> Response:
         """Send the request to one broker after another until one responds, and return its response.
 
-        Tries the next broker after STAGGER_S seconds without a response. If only one broker is known, waits
-        for request.timeout.ms. A response for which ``is_current``, if given, returns False is outdated:
-        other brokers are tried until MAX_OUTDATED have responded, and the last outdated response is returned
-        if none was current. Raises the last error if no broker responds.
+        Tries the next broker after STAGGER_S seconds without a response. If only one address is known, waits
+        for request.timeout.ms. If ``is_current(response)`` is False, the response is outdated, and the next
+        broker is tried. After MAX_OUTDATED outdated responses, or when all brokers were tried, the last
+        outdated response is returned. Raises the last error if no broker responds, and the BrokerError of a
+        response at once.
         """
         error: KafkaliteError | None = None
         outdated: list[Response] = []
@@ -695,9 +791,12 @@ class ClusterClient:
         return connections[0] if connections else await self._new_connection()
 
     async def _new_connection(self, tried: Collection[str] = ()) -> Connection:
-        """Return the first connection that a broker accepts. Known brokers come before bootstrap addresses.
+        """Return the first connection that a broker accepts, which becomes the bootstrap connection.
 
-        Addresses in ``tried`` are skipped unless there are no others. Raises ConnectionFailedError.
+        Brokers in the metadata are dialled before bootstrap addresses. The next address is dialled after
+        STAGGER_S seconds, or as soon as a dial fails. Addresses in ``tried`` are skipped unless there are no
+        others. Raises ConnectionFailedError if no broker accepts a connection, and another error of
+        ``connect`` at once.
         """
         known = list(dict.fromkeys((*self.metadata.addresses.values(), *self.config.bootstrap_servers)))
         addresses = [address for address in known if address not in tried] or known
@@ -729,7 +828,7 @@ class ClusterClient:
                     if isinstance(error, AuthenticationError):
                         refused = error
                     failures[address] = error.message
-                    if error.hint in {CLOSED_AT_ONCE_HINT, REFUSED_HINT, FOREIGN_HINT, TLS_HINT}:
+                    if error.hint in _PRECISE_HINTS:
                         hint = error.hint
         finally:
             for dial in dials:
@@ -740,7 +839,7 @@ class ClusterClient:
         raise ConnectionFailedError(f"no broker could be reached: {'; '.join(failures.values())}", hint=hint)
 
     def _adopt_bootstrap(self) -> None:
-        """Use the bootstrap connection as the main connection to the broker at its other end."""
+        """Make the bootstrap connection the MAIN connection to its broker, unless there is one already."""
         connection = self._bootstrap
         if connection is None:
             return
@@ -761,7 +860,10 @@ class ClusterClient:
         self._schedule_by_age()
 
     async def changed(self, deadline_ms: int) -> bool:
-        """Return True after the next ``on_change``, or False at ``deadline_ms``. Raises ClientClosedError."""
+        """Return True at the next change that ``on_change`` reports, or False at ``deadline_ms``.
+
+        Raises ClientClosedError if the client is closed already.
+        """
         if self.is_closed:
             raise ClientClosedError("the client is closed")
         return await self._changed.wait(max(0, deadline_ms - self.now_ms()) / 1000)
@@ -769,7 +871,8 @@ class ClusterClient:
     async def topic_partition_count(self, topic: str, deadline_ms: int) -> int:
         """Return the number of partitions of ``topic``. Waits for its metadata if necessary.
 
-        Raises the topic's BrokerError if the topic cannot be used, or is still unknown at ``deadline_ms``.
+        Raises the topic's BrokerError if a retry cannot help, ``topic_error(topic)`` if the topic is still
+        unknown at ``deadline_ms``, and ClientClosedError.
         """
         self.track(topic)
         while True:
@@ -784,7 +887,11 @@ class ClusterClient:
                 raise self.topic_error(topic)
 
     def topic_error(self, topic: str) -> KafkaliteError:
-        """Return the error of an unusable ``topic``: its own error, or the error of the metadata requests."""
+        """Return the error of an unusable ``topic``.
+
+        It is the topic's error in the metadata, or else the error of the last metadata request, or else
+        RequestTimeoutError.
+        """
         error = self.metadata.errors.get(topic)
         if error is not None:
             return broker_error(*error, about=f"topic {topic!r}")
@@ -804,8 +911,10 @@ class ClusterClient:
     ) -> Response:
         """Send a request to ``node_id`` (None: any broker) and return the response.
 
-        Retries until ``timeout_ms`` (None: default.api.timeout.ms), and then raises the last error:
-        BrokerError, ConnectionFailedError, RequestTimeoutError. ``payload_parts`` are sent after the message.
+        Retriable errors are retried until ``timeout_ms`` (None: default.api.timeout.ms) has passed. Then the
+        last one is raised: BrokerError, ConnectionFailedError, RequestTimeoutError. Other errors are raised
+        at once. Raises ClientClosedError if the client is not open. ``payload_parts`` are sent after the
+        message.
         """
         if self.is_closed or self._loop is None:
             raise ClientClosedError("the client is not open; use 'async with' or start()")

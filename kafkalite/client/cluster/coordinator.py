@@ -1,8 +1,8 @@
 """Requests to a coordinator, which is located when it is first needed and again when it has moved.
 
-The coordinator of a group or a transactional id is the leader of a partition of an internal topic, and moves
-with that leader. ``CoordinatorLink.call`` hides this: it retries with the current coordinator until a
-response arrives or the time limit has passed.
+The coordinator of a group or a transactional id is the leader of a partition of an internal topic. When that
+leader changes, so does the coordinator. ``CoordinatorLink.call`` hides this: it retries with the current
+coordinator until a response arrives, an error is final, or the time limit has passed.
 """
 
 from __future__ import annotations
@@ -86,17 +86,18 @@ class CoordinatorLink:
     ) -> Any:
         """Send ``request`` and return the response struct.
 
-        Retries while the coordinator moves, loads or is unreachable, until ``timeout_ms`` (None:
-        default.api.timeout.ms). Raises the response's BrokerError. After the time limit, raises
-        RequestTimeoutError, caused by the last error.
+        Retries while the coordinator moves, loads, is unreachable or cannot write, until ``timeout_ms``
+        (None: default.api.timeout.ms) has passed. Then raises RequestTimeoutError, caused by the last error,
+        if any. Raises another BrokerError of the response, or of the lookup of the coordinator, at once.
         """
         what = type(request).__name__.removesuffix("Request")
         return await self._drive(what, timeout_ms, request, purpose)
 
     async def attempt(self, request: Any, *, wait_ms: int = 0, purpose: Purpose = Purpose.MAIN) -> Any:
-        """Send ``request`` once, without retries. Use this for requests that must not be sent twice.
+        """Send ``request`` once, without retries, and return the response struct.
 
-        The coordinator may hold the response for up to ``wait_ms``.
+        Use this for requests that must not be sent twice. The coordinator may hold the response for up to
+        ``wait_ms``. Raises KafkaliteError.
         """
         try:
             node_id = await self._locate()
@@ -166,7 +167,10 @@ class CoordinatorLink:
         )
 
     async def _ask(self, connection: Connection, node_id: int, request: Any, wait_ms: int) -> Any:
-        """Send ``request`` once and return the response. Raises every error, because it does not retry."""
+        """Send ``request`` once and return the response struct. Raises the errors of ``Connection.call``.
+
+        If the response is late and the coordinator has moved, closes the connection, so the request fails.
+        """
         asked = asyncio.ensure_future(
             connection.call(request, timeout_ms=self._cluster.config.request_timeout_ms + wait_ms)
         )

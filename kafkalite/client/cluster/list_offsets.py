@@ -34,7 +34,11 @@ MISSING_TOPIC_GRACE_MS: Final = 1_000
 
 
 async def check_partitions(cluster: ClusterClient, tps: Mapping[TopicPartition, object]) -> None:
-    """Raise UnknownTopicOrPartitionError or the topic's own error if a key of ``tps`` does not exist."""
+    """Raise UnknownTopicOrPartitionError if a key of ``tps`` does not exist.
+
+    Waits up to MISSING_TOPIC_GRACE_MS for the metadata of the topics. Raises the errors of
+    ``ClusterClient.topic_partition_count``.
+    """
     deadline_ms = cluster.now_ms() + MISSING_TOPIC_GRACE_MS
     for topic in {tp.topic: None for tp in tps}:
         cluster.track(topic)
@@ -53,11 +57,13 @@ async def list_offsets(
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """Return each partition's offset for EARLIEST, LATEST, MAX_TIMESTAMP or a timestamp in ms.
+    """Return the offset that ``wanted`` selects in each partition.
 
-    For a timestamp, the offset is the base offset of the batch that holds the first record at or after the
-    timestamp. Retries until ``timeout_ms`` (None: default.api.timeout.ms), but KAFKA_STORAGE_ERROR only for
-    STORAGE_ERROR_PATIENCE_MS. Raises BrokerError, ConnectionFailedError, RequestTimeoutError.
+    ``wanted`` is {partition: EARLIEST, LATEST, MAX_TIMESTAMP or a timestamp in ms}. For a timestamp, the
+    offset is the base offset of the first batch that has a record at or after the timestamp, or the log start
+    offset if that is larger. It is NO_OFFSET if there is no such batch. Retries until ``timeout_ms`` (None:
+    default.api.timeout.ms) has passed, but KAFKA_STORAGE_ERROR only for STORAGE_ERROR_PATIENCE_MS. Raises
+    BrokerError, ConnectionFailedError, RequestTimeoutError.
     """
     if timeout_ms is None:
         timeout_ms = cluster.config.default_api_timeout_ms
@@ -105,7 +111,7 @@ async def _ask_leaders(
     isolation_level: IsolationLevel,
     timeout_ms: int,
 ) -> tuple[dict[TopicPartition, ListedOffset], KafkaliteError | None]:
-    """Send one request to each leader. Return the offsets, and an error if any partition has no offset."""
+    """Send one request to each leader. Return the results, and an error if a partition has no result."""
     by_leader: dict[int, list[ListOffsetsPartition]] = {}
     error: KafkaliteError | None = None
     for tp, timestamp_ms in wanted.items():
@@ -152,9 +158,10 @@ async def offsets_for_times(
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """Return offset and timestamp of each partition's first record at or after the timestamp in ``wanted``.
 
-    The result of a partition is None if all its records are older. MAX_TIMESTAMP selects the record with the
-    highest timestamp. Brokers do not unpack batches, so this function fetches the record's batch and searches
-    it.
+    The result of a partition is None if all its records are older. For MAX_TIMESTAMP instead of a timestamp,
+    the result is the first record with the highest timestamp. Brokers do not unpack batches, so this function
+    fetches the record's batch and searches it. Raises the errors of ``list_offsets``, and RecordError for a
+    batch that cannot be read.
     """
     listed = await list_offsets(cluster, wanted, isolation_level=isolation_level)
     found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
@@ -169,7 +176,10 @@ async def offsets_for_times(
 async def _refine(
     cluster: ClusterClient, tp: TopicPartition, timestamp_ms: int, entry: ListedOffset
 ) -> OffsetAndTimestamp:
-    """Return the matching record of the batch at ``entry.offset``, or ``entry`` if no record matches."""
+    """Return the position of the first matching record in the batch at ``entry.offset``.
+
+    If no record matches, return the position of ``entry``.
+    """
     leader = cluster.metadata.leader(tp)
     partition = FetchPartition(tp.topic, tp.partition, leader.leader_epoch, entry.offset, 1)
     request = FetchRequest(0, 0, 1, int(IsolationLevel.READ_UNCOMMITTED), [partition])

@@ -17,13 +17,21 @@ _MAX_DOUBLINGS: Final = 30  # 2**30 times any backoff exceeds every limit
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential backoff (KIP-580): initial_ms doubles with each failure up to max_ms, plus jitter."""
+    """Exponential backoff (KIP-580).
+
+    The first pause is ``initial_ms``, and each pause is twice the previous one, up to ``max_ms``. If
+    ``max_ms`` is below ``initial_ms``, each pause is ``initial_ms``. Jitter then changes a pause by up to
+    JITTER_PERCENT.
+    """
 
     initial_ms: int
     max_ms: int
 
     def delay_ms(self, failures: int, chance: float) -> int:
-        """Return the pause after 1 or more failures in a row. ``chance`` in [0, 1) sets the jitter."""
+        """Return the pause in ms after ``failures`` (1 or more) failures in a row.
+
+        ``chance`` in [0, 1) sets the jitter; 0.5 means no jitter.
+        """
         assert failures >= 1, "there is no pause without a failure"
         doublings = min(failures - 1, _MAX_DOUBLINGS)
         base = min(max(self.initial_ms, 0) << doublings, max(self.max_ms, self.initial_ms))
@@ -37,14 +45,17 @@ CONCURRENT_BACKOFF: Final = Backoff(2, 200)
 
 
 def is_retriable(error: BaseException) -> bool:
-    """Whether the same request may succeed later: Kafka's retriable codes, lost connections, timeouts."""
+    """Whether the same request may succeed later.
+
+    True for Kafka's retriable codes, failed connections and timeouts.
+    """
     if isinstance(error, BrokerError):
         return error.retriable
     return isinstance(error, ConnectionFailedError | RequestTimeoutError)
 
 
 def needs_metadata(error: BaseException) -> bool:
-    """Whether the error means that another broker may lead the partition now."""
+    """Whether the metadata should be refreshed after the error, because the leader may be another broker."""
     if isinstance(error, BrokerError):
         return error.refresh_metadata
     return isinstance(error, ConnectionFailedError | RequestTimeoutError)

@@ -1,7 +1,7 @@
 """The client's metadata: brokers, topics, and the leader of each partition. Pure.
 
-An older leader epoch never replaces a newer one (KIP-320), so a broker that lags behind cannot direct the
-client to a former leader.
+While a topic keeps its id, an older leader epoch never replaces a newer one (KIP-320): a broker that lags
+behind cannot direct the client to a former leader.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PASSING: Final = frozenset({ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.UNKNOWN_T
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The leader of a partition. ``node_id`` is NO_NODE while there is no leader."""
+    """The leader of a partition. ``node_id`` is NO_NODE if there is no leader, or it is unknown."""
 
     node_id: int
     leader_epoch: int
@@ -64,9 +64,9 @@ class MetadataCache:
     response_count: int = 0
 
     def update(self, response: MetadataResponse, *, complete: bool) -> bool:
-        """Apply a successful response and return whether anything changed.
+        """Apply a successful response and return whether ``generation`` grew.
 
-        ``complete`` means that the response lists every topic.
+        ``complete`` means that the response lists every topic; then other topics are removed.
         """
         before = self.generation
         addresses = {broker.node_id: broker.address for broker in response.brokers}
@@ -129,7 +129,7 @@ class MetadataCache:
         return topic.leaders[partition]
 
     def partition_count(self, topic: str) -> int | None:
-        """Return the number of partitions of ``topic``, or None if it is unknown."""
+        """Return the number of partitions of ``topic``, or None if no partition of it is known."""
         known = self.topics.get(topic)
         return known.partition_count if known is not None and known.leaders else None
 

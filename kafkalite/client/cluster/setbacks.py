@@ -1,9 +1,9 @@
-"""Warns while the work of a client is delayed by retriable errors, with the last error.
+"""Warns while the work of a client is delayed by retriable errors.
 
 Retries are silent, because most succeed at once. If the same piece of work, such as the batches of one
-partition, one request or one connection, fails for LATE_MS, the error is logged as a warning. So an
-application that waits shows what it waits for: a full disk, a lost quorum, a missing topic, or a server that
-is no broker. ``kl`` prints these warnings, and repeats the last one when a time limit passes.
+partition, one request or one connection, still fails LATE_MS after its first failure, the latest error or its
+probable cause is logged as a warning. So the log shows what the application waits for: for example a full
+disk, a lost quorum, a missing topic, or a server that is no broker.
 """
 
 # Tests: tests/client/test_setbacks.py
@@ -40,8 +40,8 @@ _CAUSED: Final = (ConnectionFailedError, RequestTimeoutError, CoordinatorNotAvai
 def lost_quorum(lost: Sequence[str], node_count: int, *, is_certain: bool = True) -> str:
     """Return a sentence that says why no broker reaches a controller, and what to do.
 
-    ``lost`` names the nodes that can't be reached, of ``node_count`` nodes. Without ``is_certain``, only that
-    is known.
+    ``lost`` names those of the ``node_count`` nodes that can't be reached. If ``lost`` is not empty and
+    ``is_certain`` is False, the sentence calls the quorum probably lost.
     """
     if not lost:
         return "no broker reaches a controller, and no partition is served: start the controllers"
@@ -64,7 +64,8 @@ class Setbacks:
     """Tracks the pieces of work that have failed and are being retried. ``bool`` is False if there are none.
 
     ``cause`` returns the probable cause of lost connections, missing responses and missing coordinators, or
-    the empty string. It is logged in their place. All times are milliseconds of the client's monotonic clock.
+    the empty string. A cause is logged in place of such an error. All times are milliseconds of the client's
+    monotonic clock.
     """
 
     def __init__(self, cause: Callable[[], str] = str) -> None:
@@ -76,9 +77,9 @@ class Setbacks:
         return bool(self._failing)
 
     def note(self, work: Hashable, error: object, now_ms: int, *, late_ms: int = LATE_MS) -> None:
-        """Record that ``work`` failed with ``error`` and is retried.
+        """Record that ``work`` failed with ``error`` and is retried. Ignores ClientClosedError.
 
-        Logs a warning if the first failure was at least ``late_ms`` ago; with 0, logs it at once.
+        Logs a warning, as ``warn`` does, if the first failure was at least ``late_ms`` ago.
         """
         if isinstance(error, ClientClosedError):
             return

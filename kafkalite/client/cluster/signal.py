@@ -13,6 +13,18 @@ def wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
+class Waker:
+    """Resolves ``waiter``, unless it is done or cancelled, when it is called."""
+
+    __slots__ = ("waiter",)
+
+    def __init__(self, waiter: asyncio.Future[None]) -> None:
+        self.waiter = waiter
+
+    def __call__(self) -> None:
+        wake(self.waiter)
+
+
 class Signal:
     """Wakes all waiting tasks when it is fired. Tasks that wait later are woken when it is fired again."""
 

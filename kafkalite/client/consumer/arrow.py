@@ -1,17 +1,14 @@
-"""Makes Arrow tables, and data frames of pandas. Imported on first use, because it needs pyarrow."""
+"""Makes Arrow tables. Imported on first use, because it needs pyarrow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kafkalite.client.consumer.fetched_batch import FetchedBatch
 from kafkalite.errors import MissingExtraError, RecordError
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
-
-if TYPE_CHECKING:
-    import pandas
 
 try:
     import pyarrow
@@ -20,7 +17,7 @@ except ModuleNotFoundError as missing:
 
 
 def table(batches: Sequence[FetchedBatch]) -> pyarrow.Table:
-    """Return one table of all ``batches``, in order. No column is copied."""
+    """Return one table of all ``batches``, in order. The columns of the batches are not copied."""
     parts = [_with_address(batch) for batch in batches]
     if not parts:
         # A table without rows gets the schema from any batch.
@@ -42,30 +39,19 @@ def _with_address(batch: FetchedBatch) -> pyarrow.RecordBatch:
 
 def table_of_rows(keys: list[Any], values: list[Any], key_column: str) -> pyarrow.Table:
     """Return the rows of a ``Table`` for ``Table.to_arrow``, which documents the columns and errors."""
-    columns = {key_column: keys}
+    columns = {"value": values}
     if values and all(isinstance(value, Mapping) for value in values):
         fields = dict.fromkeys(name for value in values for name in value)
-        if key_column in fields:
-            raise RecordError(
-                f"the values have a field {key_column!r}, like the column of the keys",
-                hint="name another key_column",
-            )
-        columns |= {name: [value.get(name) for value in values] for name in fields}
-    else:
-        columns["value"] = values
+        columns = {name: [value.get(name) for value in values] for name in fields}
+    if values and key_column in columns:
+        raise RecordError(
+            f"the values have a column {key_column!r}, like the column of the keys",
+            hint="name another key_column",
+        )
     arrays = {}
-    for name, column in columns.items():
+    for name, column in ({key_column: keys} | columns).items():
         try:
             arrays[name] = pyarrow.array(column)
         except (pyarrow.ArrowException, OverflowError) as error:
             raise RecordError(f"the column {name!r} can't be an Arrow array: {error}") from error
     return pyarrow.table(arrays)
-
-
-def data_frame(table: pyarrow.Table) -> pandas.DataFrame:
-    """Return ``table`` as a DataFrame. Raises MissingExtraError without pandas."""
-    try:
-        import pandas  # noqa: F401
-    except ModuleNotFoundError as missing:
-        raise MissingExtraError("a DataFrame", "pandas", "pandas") from missing
-    return table.to_pandas()

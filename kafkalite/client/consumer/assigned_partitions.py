@@ -4,18 +4,22 @@ Metadata, responses and the user's calls are inputs; requests, batches and error
 
     position         the next offset to return to the user; the result of ``position()``
     fetch_offset     the next offset to fetch
-    buffered         the batches between the two, not unpacked yet
+    buffered         the fetched batches that are not unpacked yet
 
 The leader epoch of the last batch before the fetch offset is stored with that offset. Before fetching from a
-new leader, the consumer requests the offset at which this epoch ends in the leader's log (KIP-320). If it
-ends before the fetch offset, records that this consumer has fetched were lost.
+new leader, the consumer requests the offset at which this epoch ends in the leader's log (KIP-320). If the
+epoch ends before the fetch offset, records that this consumer has fetched were lost.
 
 Control batches, and with ``read_committed`` also batches of aborted transactions (see ``isolation``), are
 dropped when they arrive. The position moves past them.
 
-A *seek* discards the buffer and invalidates responses in flight. A partition is fetched while less than
-max.partition.fetch.bytes of it, and less than fetch.max.bytes of all partitions, are buffered. If a call
-reads only some partitions, those without buffered records are fetched even if fetch.max.bytes are buffered.
+A partition is fetched from its leader, or from the follower that the leader has named (``near_replica``). An
+error of a follower only ends reading from it: what it lacks, the leader may have (R67).
+
+A *seek* discards the buffer and invalidates responses in flight. A partition is fetched only while less than
+max.partition.fetch.bytes of it, and less than fetch.max.bytes of all partitions, are buffered. There is one
+exception: if a call reads only some partitions, those of them without buffered records are fetched even while
+fetch.max.bytes are buffered.
 """
 
 # Long because metadata, requests, responses and seeks change one state per partition.
@@ -30,11 +34,12 @@ from struct import Struct
 from typing import Final
 
 from kafkalite.client.cluster.retry import STORAGE_ERROR_PATIENCE_MS, Backoff
-from kafkalite.client.cluster.routing import Leader
+from kafkalite.client.cluster.routing import NO_NODE, Leader
 from kafkalite.client.config import ConsumerConfig
 from kafkalite.client.consumer.decoding import Decode
 from kafkalite.client.consumer.fetched_batch import FetchedBatch, RecordCursor, unreadable
 from kafkalite.client.consumer.isolation import FLAGS, FLAGS_POSITION, AbortedFilter
+from kafkalite.client.consumer.near_replica import NearReplica
 from kafkalite.errors import (
     BrokerError,
     CorruptBatchError,
@@ -43,6 +48,7 @@ from kafkalite.errors import (
     LogTruncationError,
     NoOffsetError,
     NotLeaderOrFollowerError,
+    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     RecordError,
     broker_error,
@@ -55,6 +61,7 @@ from kafkalite.protocol.messages.data import (
     EpochPartition,
     FetchedPartition,
     FetchPartition,
+    PreferredReplica,
 )
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.header import LENGTH_OVERHEAD_BYTES, scan
@@ -71,8 +78,8 @@ SHORT_WAIT_MS: Final = 10
 class PartitionState:
     """The state of one assigned partition.
 
-    Invariants: if ``buffered`` is not empty, it begins with a batch. If there is a position, then position <=
-    offsets in ``cursor`` < offsets in ``buffered`` < fetch_offset.
+    Invariants: if ``buffered`` is not empty, it begins with a batch. The offsets in ``cursor`` are below
+    those of the batches in ``buffered``, and all of them are below ``fetch_offset``.
     """
 
     tp: TopicPartition
@@ -86,7 +93,8 @@ class PartitionState:
     paused: bool = False
     error: KafkaliteError | None = None
     failures: int = 0
-    last_error: BrokerError | None = None  #: the error of the last fetch, if it failed and is retried
+    #: Why the last fetch got no records, if an error that is retried or an open transaction is the reason.
+    delayed_by: BrokerError | str | None = None
     retry_at_ms: int = 0
     #: When the leader began to respond with only KAFKA_STORAGE_ERROR (R24).
     storage_error_ms: int | None = None
@@ -101,6 +109,7 @@ class PartitionState:
     seen_epoch: int = NO_EPOCH  #: the leader's epoch in the latest metadata
     #: The position at which a damaged batch was received, and fetched again, last.
     repeated_at: int = NO_OFFSET
+    near: NearReplica = field(default_factory=NearReplica)
 
     @property
     def position(self) -> int | None:
@@ -108,10 +117,11 @@ class PartitionState:
 
     @property
     def position_epoch(self) -> int:
-        """The leader epoch of the last batch before the position, if known.
+        """The leader epoch to commit with the position (R40), if known.
 
-        It is committed with the position (R40). If an older epoch were committed, the next owner would find
-        that the older epoch ends before the position, and wrongly infer a truncation.
+        It is the epoch of the batch that ``cursor`` reads, or else of the last batch before the position. If
+        an older epoch were committed, the next owner would find that the older epoch ends before the
+        position, and wrongly infer a truncation.
         """
         cursor = self.cursor
         if cursor is None or not cursor.remaining:
@@ -178,11 +188,13 @@ class Requested:
     fetch_offset: int
     seek_count: int
     leader_epoch: int = NO_EPOCH
+    is_near: bool = False  #: whether a follower was asked
 
     def is_of(self, state: PartitionState) -> bool:
         """Whether the response is valid for ``state``.
 
-        It is not if there was a seek, or a check of a newer leader, after the request was sent.
+        It is invalid if, after the request was sent, the fetch offset changed, there was a seek, or a newer
+        leader was checked.
         """
         return (
             self.fetch_offset == state.fetch_offset
@@ -191,20 +203,22 @@ class Requested:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FetchPlan:
-    """A fetch to send to one broker."""
+    """A fetch to send to one broker. ``states_rack``: the broker may name followers, or serves as one."""
 
     node_id: int
     max_wait_ms: int
     partitions: list[FetchPartition]
     requested: dict[TopicPartition, Requested]
+    states_rack: bool = True
+    is_near: bool = False  #: whether the broker is asked as a follower
 
 
 class AssignedPartitions:
     """Owns the assigned partitions of one consumer.
 
-    Partitions are read in turn: after records of a partition were returned, it moves behind all others.
+    Partitions are read in turn: after a batch of a partition was returned, it moves behind all others.
     """
 
     def __init__(self, config: ConsumerConfig, decode: Decode | None = None) -> None:
@@ -225,7 +239,7 @@ class AssignedPartitions:
                 self.partitions[tp] = PartitionState(tp, reset)
 
     def restart(self, replaced: dict[TopicPartition, str]) -> None:
-        """Reset ``replaced``, {partition: auto.offset.reset}, because their topics were created again."""
+        """Start again in ``replaced``, {partition: auto.offset.reset}: their topics were created again."""
         for tp, reset in replaced.items():
             state = self.partitions.get(tp)
             if state is not None:
@@ -233,6 +247,7 @@ class AssignedPartitions:
                 state.reset = reset
                 state.seen_epoch = NO_EPOCH
                 state.readable_end = None
+                state.near = NearReplica()
 
     def without_offset(self) -> dict[TopicPartition, int]:
         """Return the partitions that need ListOffsets, with the timestamp to request.
@@ -252,7 +267,7 @@ class AssignedPartitions:
     # --- reading -------------------------------------------------------------------------------
 
     def has_records_or_error(self, only: frozenset[TopicPartition] | None = None) -> bool:
-        """Whether there are records to return or an error to raise, in ``only`` (None: all partitions)."""
+        """Whether a partition in ``only`` (None: all) that is not paused has records or an error."""
         return any(state.has_records or state.error for state in self._readable(only))
 
     def _readable(self, only: frozenset[TopicPartition] | None) -> list[PartitionState]:
@@ -260,10 +275,10 @@ class AssignedPartitions:
         return [state for state in states if not state.paused and (only is None or state.tp in only)]
 
     def next_batch(self, only: frozenset[TopicPartition] | None = None) -> FetchedBatch | None:
-        """Return the next batch of the least recently read partition of ``only`` (None: all partitions).
+        """Return the next batch of the least recently read partition that has one, or None if none has.
 
-        Moves the position past the batch. Returns None if there is no batch. Raises a partition's error after
-        its earlier batches were returned.
+        Reads only partitions in ``only`` (None: all) that are not paused. Moves the position past the batch.
+        Raises a partition's error after its earlier batches were returned.
         """
         for state in self._readable(only):
             batch = self._take_batch(state)
@@ -280,9 +295,11 @@ class AssignedPartitions:
         return None
 
     def next_cursor(self, only: frozenset[TopicPartition] | None = None) -> RecordCursor | None:
-        """Return a cursor over the next batch of ``only`` (None: all partitions), or None if there is none.
+        """Return an open cursor with records, or else a new cursor over ``next_batch(only)``.
 
-        The partition's position moves as records are taken from the cursor.
+        Returns None if there is no batch. The partition's position moves as records are taken from the
+        cursor. Raises the errors of ``next_batch``, and RecordError for a batch or record that cannot be
+        read.
         """
         for state in self._readable(only):
             if state.cursor is not None and state.cursor.has_more:
@@ -306,7 +323,10 @@ class AssignedPartitions:
         return state.cursor
 
     def _take_batch(self, state: PartitionState) -> FetchedBatch | None:
-        """Return the next batch of ``state`` with records at or after its position, or None."""
+        """Return the next batch of ``state`` with records at or after its position, or None if there is none.
+
+        Also returns None if the batch cannot be read. The batch is then fetched again, or ``error`` is set.
+        """
         if state.cursor is not None:
             cursor, state.cursor = state.cursor, None
             from_offset = cursor.position
@@ -345,7 +365,7 @@ class AssignedPartitions:
         return None
 
     def _fail_batch(self, state: PartitionState, position: int, error: RecordError) -> None:
-        """Stop before an unreadable batch. The next read raises ``error``, unless the user seeks past it."""
+        """Stop at ``position``, which cannot be read. Reading raises ``error`` until a seek."""
         state.forget()
         state.base_position = state.fetch_offset = position
         state.error = error
@@ -382,12 +402,18 @@ class AssignedPartitions:
         leader_of: Callable[[TopicPartition], Leader],
         busy: Callable[[int], bool],
         only: frozenset[TopicPartition] | None = None,
+        is_open: Callable[[int], bool] = lambda _: True,
+        is_asked: Callable[[int, TopicPartition], bool] = lambda *_: False,
     ) -> tuple[list[FetchPlan], bool]:
         """Return (fetches to send, whether a partition to fetch has no known leader).
 
+        ``is_open`` returns whether there is a connection to a follower. ``is_asked`` returns whether a fetch
+        of a partition is in flight to a broker: then the fetch from a follower waits for its response.
+
         There is at most one fetch per broker, and none for a broker for which ``busy(node_id)`` is True.
-        ``only`` are the partitions that the caller reads (None: all). While fetch.max.bytes are buffered,
-        only partitions in ``only`` without records are fetched: the caller does not empty the other buffers.
+        ``only`` are the partitions that the caller reads (None: all). While fetch.max.bytes are buffered, the
+        only partitions fetched are those in ``only`` without records, because the caller does not empty the
+        buffers of other partitions. If ``only`` is None, none is fetched then.
         """
         config = self._config
         is_full = sum(state.buffered_bytes for state in self.partitions.values()) >= config.fetch_max_bytes
@@ -411,10 +437,16 @@ class AssignedPartitions:
             if state.must_check(leader.leader_epoch):
                 continue
             state.checked_epoch = max(state.checked_epoch, leader.leader_epoch)
-            if not busy(leader.node_id):
-                plan = plans.get(leader.node_id)
+            near, node_id = state.near, self.source(state, leader, now_ms, is_open)
+            is_near = node_id != leader.node_id
+            if is_near and is_asked(leader.node_id, tp):
+                continue
+            if not busy(node_id):
+                plan = plans.get(node_id)
                 if plan is None:
-                    plan = plans[leader.node_id] = FetchPlan(leader.node_id, max_wait_ms, [], {})
+                    plan = plans[node_id] = FetchPlan(node_id, max_wait_ms, [], {})
+                plan.is_near |= is_near
+                plan.states_rack &= is_near or near.may_move(now_ms)
                 plan.partitions.append(
                     FetchPartition(
                         tp.topic,
@@ -424,8 +456,41 @@ class AssignedPartitions:
                         config.max_partition_fetch_bytes,
                     )
                 )
-                plan.requested[tp] = Requested(state.fetch_offset, state.seek_count, leader.leader_epoch)
+                plan.requested[tp] = Requested(
+                    state.fetch_offset, state.seek_count, leader.leader_epoch, is_near
+                )
         return list(plans.values()), leaderless
+
+    def source(
+        self, state: PartitionState, leader: Leader, now_ms: int, is_open: Callable[[int], bool]
+    ) -> int:
+        """Return the node to fetch from: the near follower, or the leader if there is none or the connection
+        to it takes long."""
+        follower = state.near.follower(leader, now_ms)
+        if follower != NO_NODE and (now_ms < state.near.connects_until_ms or is_open(follower)):
+            return follower
+        return leader.node_id
+
+    def near_nodes(self) -> set[int]:
+        """Return the followers from which partitions are read."""
+        return {state.near.node_id for state in self.partitions.values()} - {NO_NODE}
+
+    def leave_follower(self, node_id: int, now_ms: int) -> None:
+        """Read from the leaders instead of a follower that cannot be reached or is not live."""
+        for state in self.partitions.values():
+            if state.near.node_id == node_id:
+                state.near.leave(now_ms, self._config.metadata_max_age_ms)
+
+    def on_preferred(
+        self, requested: dict[TopicPartition, Requested], preferred: Iterable[PreferredReplica], now_ms: int
+    ) -> None:
+        """Read partitions from the followers that their leaders have named in a response (R66)."""
+        for one in preferred:
+            tp = TopicPartition(one.topic, one.partition)
+            state, wanted = self.partitions.get(tp), requested.get(tp)
+            if state is not None and wanted is not None and not wanted.is_near and wanted.is_of(state):
+                max_age_ms = self._config.metadata_max_age_ms
+                state.near.prefer(one.node_id, wanted.leader_epoch, now_ms, max_age_ms)
 
     def is_wanted(self, state: PartitionState, now_ms: int) -> bool:
         """Whether more records of this partition should be fetched."""
@@ -446,23 +511,27 @@ class AssignedPartitions:
         self,
         requested: dict[TopicPartition, Requested],
         now_ms: int,
-        is_led: Callable[[TopicPartition], bool],
+        is_read: Callable[[TopicPartition], bool],
     ) -> bool:
-        """Whether a fetch in flight to a broker includes each wanted partition that the broker leads.
+        """Whether a fetch in flight to a broker includes each wanted partition that is read from the broker.
 
         ``requested`` are the partitions of the fetch. A partition counts only if it was requested at its
-        current fetch offset. ``is_led`` returns whether the broker leads a partition.
+        current fetch offset. ``is_read`` returns whether a partition is read from the broker.
         """
         return all(
             (at := requested.get(tp)) is not None
             and (at.fetch_offset, at.seek_count) == (state.fetch_offset, state.seek_count)
             for tp, state in self.partitions.items()
-            if self.is_wanted(state, now_ms) and is_led(tp)
+            if self.is_wanted(state, now_ms) and is_read(tp)
         )
 
     def next_retry_ms(self, now_ms: int) -> int | None:
-        """Return the earliest time at which a failed partition may be fetched again; None if none failed."""
+        """Return the earliest time at which a retry pause, or the wait for a connection to a follower, ends;
+        None if there is none."""
         pauses = [s.retry_at_ms for s in self.partitions.values() if s.retry_at_ms > now_ms]
+        if self._config.client_rack is not None:
+            nears = [state.near for state in self.partitions.values()]
+            pauses += [near.connects_until_ms for near in nears if near.connects_until_ms > now_ms]
         return min(pauses, default=None)
 
     # --- responses -----------------------------------------------------------------------------
@@ -494,14 +563,19 @@ class AssignedPartitions:
                 if isinstance(error, OffsetOutOfRangeError) and wanted.leader_epoch < state.seen_epoch:
                     error = NotLeaderOrFollowerError(error.message)  # this broker may lag behind
                 stale_metadata |= error.refresh_metadata
-                self._on_error(state, error, now_ms, chance)
+                if self.must_ask_leader(wanted):
+                    self._on_near_error(state, error, now_ms, chance)
+                else:
+                    self._on_error(state, error, now_ms, chance)
             else:
+                if wanted.is_near:
+                    state.near.on_records()
                 is_committed_only = self._is_read_committed
                 state.readable_end = result.last_stable_offset if is_committed_only else result.high_watermark
                 state.failures = 0
-                state.last_error = None
                 state.storage_error_ms = None
                 self._buffer(state, data, result.aborted if is_committed_only else ())
+                state.delayed_by = _held_back(state, result) if is_committed_only else None
         return stale_metadata
 
     def _buffer(self, state: PartitionState, data: memoryview, aborted: Sequence[AbortedTransaction]) -> None:
@@ -531,10 +605,24 @@ class AssignedPartitions:
             error.topic_partition, error.offset = state.tp, state.fetch_offset
             state.error = error
 
+    @staticmethod
+    def must_ask_leader(wanted: Requested) -> bool:
+        """Whether an error is that of a follower, so that the leader must be asked before it counts (R67)."""
+        return wanted.is_near
+
+    def _on_near_error(self, state: PartitionState, error: BrokerError, now_ms: int, chance: float) -> None:
+        """Return to the leader, or ask the follower again soon if it only learns of commits late."""
+        if isinstance(error, OffsetNotAvailableError) and state.near.is_patient():
+            self._on_error(state, error, now_ms, chance)
+            return
+        logger.info("follower left %s", Fields(partition=state.tp, node_id=state.near.node_id, error=error))
+        state.near.leave(now_ms, self._config.metadata_max_age_ms)
+        state.failures = state.retry_at_ms = 0
+
     def _on_error(self, state: PartitionState, error: BrokerError, now_ms: int, chance: float) -> None:
         if error.retriable:
             state.failures += 1
-            state.last_error = error
+            state.delayed_by = error
             state.retry_at_ms = now_ms + self._backoff.delay_ms(state.failures, chance)
             if not isinstance(error, KafkaStorageError):
                 state.storage_error_ms = None
@@ -565,13 +653,15 @@ class AssignedPartitions:
         state.error.__cause__ = error
 
     def on_fetch_failed(self, requested: dict[TopicPartition, Requested], now_ms: int, chance: float) -> None:
-        """Handle a failed fetch: a lost connection, a timeout, or an error of the whole request.
+        """Handle a failed fetch or truncation check: a lost connection, a timeout, or a failed request.
 
         ``chance`` in [0, 1) sets the jitter of the retry pause.
         """
-        for tp in requested:
+        for tp, at in requested.items():
             state = self.partitions.get(tp)
-            if state is not None:
+            if state is not None and at.is_near:
+                state.near.leave(now_ms, self._config.metadata_max_age_ms)
+            elif state is not None:
                 state.failures += 1
                 state.retry_at_ms = now_ms + self._backoff.delay_ms(state.failures, chance)
 
@@ -628,7 +718,12 @@ class AssignedPartitions:
         return stale_metadata
 
     def _on_truncated(self, state: PartitionState, diverging_offset: int) -> None:
-        """Fetch unread records again, because the leader's log differs at and after ``diverging_offset``."""
+        """Discard the fetched records, because the leader's log differs at and after ``diverging_offset``.
+
+        Continues at the position or, if ``diverging_offset`` is below the position, at ``diverging_offset``.
+        In the second case, if auto.offset.reset is none, the position stays, and reading raises
+        LogTruncationError until a seek.
+        """
         position = state.position
         assert position is not None, "only a partition with a position is checked"
         if position <= diverging_offset:
@@ -651,3 +746,14 @@ def _no_offset(tp: TopicPartition, problem: str, hint: str) -> NoOffsetError:
     error = NoOffsetError(f"{problem} and auto.offset.reset is none", hint=hint)
     error.topic_partition = tp
     return error
+
+
+def _held_back(state: PartitionState, result: FetchedPartition) -> str | None:
+    """Return the warning of an open transaction that holds back all further records, or None."""
+    stable_offset = result.last_stable_offset
+    if result.length_bytes or not state.fetch_offset >= stable_offset < result.high_watermark:
+        return None
+    return (
+        f"{state.tp}: an open transaction holds back the records from offset {stable_offset} on; "
+        "see 'kl txn list'"
+    )

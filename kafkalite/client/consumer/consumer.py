@@ -1,8 +1,8 @@
 """Consumer: the public class. Reads records in offset order from assigned or subscribed partitions.
 
 ``assigned_partitions`` decides which partitions are fetched and which records are returned next, ``fetcher``
-sends the requests, and ``group.session`` maintains the membership in a group. Fetching starts with the first
-call that reads records. From then on, records are prefetched within the limits of the options.
+sends the requests, and ``group.session`` maintains the membership in a group. A call that reads records also
+requests further ones, within the limits of the options, so that later calls find them buffered.
 """
 
 # Long because Consumer is one class: subscriptions, positions, commits and reading share its state.
@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 import warnings
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, Unpack
@@ -51,6 +52,7 @@ from kafkalite.errors import (
     ClientClosedError,
     ClientError,
     KafkaliteError,
+    KafkaStorageError,
     NotSubscribedError,
     UnknownTopicOrPartitionError,
 )
@@ -100,23 +102,27 @@ class Consumer(Generic[K, V]):
     partitions of these topics, including partitions that are added later. With ``group_id``, the members of
     the group share the partitions, and the group stores committed offsets; ``listener`` is called when
     partitions are assigned or revoked. Without a group, this consumer reads all partitions and no offsets are
-    stored. ``assign`` selects partitions instead.
+    stored. ``assign`` selects partitions instead of topics.
 
-    A partition without a position starts at the committed offset. If there is none, ``auto_offset_reset``
-    determines the start of partitions that exist when the consumer opens. Partitions that are created later
-    start at their beginning, so that ``latest`` skips no new records. Settings are those of
-    ``config.CONSUMER_OPTIONS``, given as keyword arguments or, by dotted name, in ``config``, which may
-    also be "environment": the variables ``KAFKALITE_CLIENT_GROUP_ID`` and so on. Keyword arguments take
-    precedence.
+    A partition starts at its committed offset. If it has none, ``auto_offset_reset`` determines the start.
+    With ``latest``, partitions that are added to a topic while this consumer is subscribed to the topic start
+    at their beginning, so that their first records are not skipped.
+
+    ``settings`` are the options in ``config.CONSUMER_OPTIONS``. ``config`` is a mapping of further settings,
+    whose names may be dotted, or "environment", which stands for the variables ``KAFKALITE_CLIENT_GROUP_ID``
+    and so on. A keyword argument takes precedence over the same option in ``config``.
 
     ``key_deserializer`` and ``value_deserializer`` are functions of the bytes, or objects such as those of
     ``kafkalite.serde``. A record that they can't read raises SerializationError after the records before it
-    were returned; ``seek(error.topic_partition, error.next_offset)`` skips it. ``get_batches`` and
-    ``to_arrow`` return the bytes. ``interceptors`` are passed all records and commits.
+    were returned; ``seek(error.topic_partition, error.next_offset)`` skips it. ``interceptors`` receive the
+    records before they are returned, and the committed offsets. Neither deserializers nor interceptors are
+    used by ``get_batches``, ``to_arrow`` and ``to_pandas``, which return bytes.
 
-    Use a consumer from one task at a time. Every call that reads records marks the records returned before it
-    as processed.
+    Use a consumer from one task at a time. Every call that reads records marks the records that earlier calls
+    returned as processed.
     """
+
+    _opener: str = "'async with'"  # the statement that opens it, for hints
 
     def __init__(
         self,
@@ -147,6 +153,10 @@ class Consumer(Generic[K, V]):
         chain = checked_interceptors(interceptors, ConsumerInterceptor)
         self._on_consume = [interceptor.on_consume for interceptor in chain]
         self._assigned = self._fetcher.assigned
+        #: The records that interceptors returned and that no call has returned yet: those in place of one
+        #: record of an iteration, and those above the limit of ``get_many``. Each item has the partition's
+        #: state, and its seek count and position when the record was read.
+        self._seen: list[tuple[PartitionState, int, int | None, deque[AnyRecord]]] = []
         self._progress = Progress(self._assigned, is_at_most_once=self.config.is_at_most_once)
         self._group: GroupSession | None = None
         self._life = "new"
@@ -188,8 +198,9 @@ class Consumer(Generic[K, V]):
     async def start(self) -> Self:
         """Connect to the cluster, join the group, and find the start offsets. ``async with`` calls this.
 
-        Raises ConnectionFailedError, UnknownTopicOrPartitionError for a topic that does not exist and was not
-        created, and with a group the errors of joining it.
+        Raises ConnectionFailedError if no broker can be reached, UnknownTopicOrPartitionError if a topic does
+        not exist and was not created, and ClientClosedError if the consumer was started or closed before.
+        With a group, also raises the errors of joining and of the listener.
         """
         if self._life != "new":
             raise ClientClosedError(f"a consumer starts once; this one is {self._life}")
@@ -218,9 +229,10 @@ class Consumer(Generic[K, V]):
     async def close(self) -> None:
         """Leave the group and close the connections. May be called twice.
 
-        Before leaving, commits the offsets of processed records (with auto-commit) and calls the listener's
-        ``on_revoked``. Callers that wait for records receive ClientClosedError. Raises the error of a failed
-        ``commit_nowait``.
+        Before leaving, commits the offsets of all returned records (with auto-commit) and calls the
+        listener's ``on_revoked``. Callers that wait for records receive ClientClosedError. Raises the error
+        of a failed ``commit_nowait``, RequestTimeoutError if such a commit takes too long, and exceptions of
+        the listener.
         """
         await self._close(is_done=True)
 
@@ -240,13 +252,16 @@ class Consumer(Generic[K, V]):
             await self._close(is_done=False)
 
     async def _close(self, *, is_done: bool) -> None:
-        """Close the consumer. If ``is_done``, the records of the last call count as processed."""
+        """Close the consumer. If ``is_done``, the records of the last call count as processed.
+
+        They do not if interceptors returned more records than the last call.
+        """
         if self._life in {"closing", "closed"}:
             return
         was_open, self._life = self._life == "open", "closing"
         try:
             if self._group is not None and was_open:
-                if is_done:
+                if is_done and not self._has_seen():
                     self._progress.mark_processed()
                 self._fetcher.wake()
                 await self._group.close(commits=self._progress.committable())
@@ -272,7 +287,7 @@ class Consumer(Generic[K, V]):
 
     def _check_open(self) -> None:
         if self._life != "open":
-            hint = "open it with 'async with' or start()" if self._life in {"new", "starting"} else ""
+            hint = f"open it with {self._opener} or start()" if self._life in {"new", "starting"} else ""
             raise ClientClosedError(f"the consumer is {self._life}", hint=hint)
 
     # --- assignment ----------------------------------------------------------------------------
@@ -283,11 +298,13 @@ class Consumer(Generic[K, V]):
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Read all partitions of these topics, or this member's share of them.
+        """Read all partitions of these topics or, in a group, this member's share of them.
 
-        Replaces the previous assignment. ``listener`` is called when the group assigns or revokes partitions.
-        If a topic does not exist and is not created, the next call that finds no records raises
-        UnknownTopicOrPartitionError. Raises ClientError for a topic that is no name, such as an address.
+        Replaces the previous subscription or assignment. ``listener`` is called when the group assigns or
+        revokes partitions. If a topic does not exist and is not created, UnknownTopicOrPartitionError is
+        raised by ``start`` or, after ``start``, by the next call that finds no records. Raises ClientError
+        unless there are either topics or a valid pattern, for an address among the topics, and for a listener
+        without a group.
         """
         names = topic_names(topics)
         if bool(names) == (pattern is not None):
@@ -313,8 +330,8 @@ class Consumer(Generic[K, V]):
     async def unsubscribe(self) -> None:
         """Read no more topics or partitions, until the next ``subscribe`` or ``assign``. Leaves the group.
 
-        Before leaving, commits the offsets of processed records (with auto-commit) and calls the listener's
-        ``on_revoked``, as ``close`` does.
+        Before leaving, commits the offsets of all returned records (with auto-commit) and calls the
+        listener's ``on_revoked``, as ``close`` does. Raises exceptions of the listener.
         """
         self._check_open()
         self._progress.mark_processed()
@@ -330,7 +347,7 @@ class Consumer(Generic[K, V]):
             self._fetcher.wake()
 
     def subscription(self) -> list[str]:
-        """Return the subscribed topics, in order. A pattern is not included."""
+        """Return the topic names given to ``subscribe``, sorted; [] for a pattern."""
         return sorted(self._subscribed)
 
     def wrap_listener(self, wrap: Callable[[RebalanceListener], RebalanceListener]) -> None:
@@ -342,6 +359,7 @@ class Consumer(Generic[K, V]):
         """Read exactly these partitions. Partitions that were read before keep their positions.
 
         With a group, committed offsets are stored in the group, but this consumer is not a member of it.
+        Raises ClientError if the consumer has a group and has subscribed.
         """
         wanted = checked_partitions(partitions)
         if self._group is not None:
@@ -358,11 +376,14 @@ class Consumer(Generic[K, V]):
             self._cluster.track(tp.topic)
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the assigned partitions, in order."""
+        """Return the assigned partitions, sorted."""
         return sorted(self._assigned.partitions)
 
     async def _find_subscribed(self) -> None:
-        """Wait until the metadata of the subscribed topics is known, then assign their partitions."""
+        """Wait until the subscribed topics are in the metadata. Without a group, assign their partitions.
+
+        Raises the errors of ``ClusterClient.topic_partition_count``.
+        """
         deadline_ms = self._cluster.now_ms() + offsets.MISSING_TOPIC_GRACE_MS
         for topic in sorted(self._cluster.topics or ()):
             await self._cluster.topic_partition_count(topic, deadline_ms)
@@ -375,7 +396,7 @@ class Consumer(Generic[K, V]):
                 )
 
     async def _refresh_metadata(self) -> None:
-        """Wait for metadata that is requested now. Assigns partitions that were added to subscribed topics.
+        """Wait for metadata that is requested now. Without a group, added partitions are then assigned.
 
         There is no time limit while no broker responds: cancel the call instead.
         """
@@ -386,7 +407,7 @@ class Consumer(Generic[K, V]):
         """Wait until the metadata contains the topics of a ``subscribe`` that was called after ``start``.
 
         Returns False after ``deadline_ms``. Raises UnknownTopicOrPartitionError if brokers respond but one of
-        the topics has not appeared within MISSING_TOPIC_GRACE_MS.
+        the topics has not appeared within MISSING_TOPIC_GRACE_MS, and a topic's error that is not retriable.
         """
         names, until_ms = self._unfound
         while names:
@@ -422,10 +443,7 @@ class Consumer(Generic[K, V]):
             self._cluster.request_refresh()
 
     def _on_cluster_change(self) -> None:
-        """Assign new partitions, end the retry pause of partitions with a new leader, and wake waiting calls.
-
-        Called when metadata arrives, or when a connection opens or closes.
-        """
+        """Assign new partitions, end retry pauses of partitions with a new leader, and wake waiting calls."""
         if self._life != "open":
             return
         self._assign_subscribed()
@@ -439,22 +457,25 @@ class Consumer(Generic[K, V]):
 
         The default is all records returned so far. A record commits the offset after it in its partition; of
         several records, the one with the highest offset in each partition counts. A mapping commits the next
-        offsets to read, {partition: offset}. Raises CommitFailedError if other members own the partitions,
-        and MaxPollIntervalError if this consumer lost them by reading no records for max.poll.interval.ms.
+        offsets to read, {partition: offset}. Raises CommitFailedError if this member does not own one of the
+        partitions, and MaxPollIntervalError, a subclass, if it lost them by reading no records for
+        max.poll.interval.ms. Raises the error of an earlier ``commit_nowait`` unless this commit covers
+        all partitions of that one.
         """
         await self._member().commit(self._offsets(what))
 
     def commit_nowait(self, what: Committable = None) -> None:
         """Commit ``what`` as ``commit`` does, but in the background.
 
-        If this fails, the next ``commit`` or ``close`` raises the error.
+        If this fails, the error is raised by ``close``, or by the next ``commit`` that does not cover all of
+        these partitions.
         """
         self._member().commit_later(self._offsets(what))
 
     async def committed(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the committed offset of each partition (default: all assigned); None if there is none."""
+        """Return {partition: committed offset, or None} for ``partitions`` (default: all assigned)."""
         wanted = checked_partitions(self._assigned.partitions if partitions is None else partitions)
         found = await self._member().commits.fetch(wanted)
         return {tp: found.get(tp) for tp in wanted}
@@ -462,7 +483,7 @@ class Consumer(Generic[K, V]):
     def group_metadata(self) -> GroupMetadata:
         """Return this member's identity for ``Producer.send_offsets``. Brokers refuse an outdated identity.
 
-        Raises CommitFailedError if this consumer was expelled since it last read records.
+        Raises CommitFailedError if this member has lost partitions and has not read records since.
         """
         member = self._member()
         member.check_not_lost()
@@ -508,17 +529,24 @@ class Consumer(Generic[K, V]):
     # --- positions -----------------------------------------------------------------------------
 
     def position(self, tp: TopicPartition) -> int | None:
-        """Return the offset of the next record to be returned, or None if the offset is not known yet."""
+        """Return the next offset to read, or None if it is not known yet.
+
+        Raises ClientError if ``tp`` is not assigned.
+        """
         return self._state_of(tp).position
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the positions after all returned records, for ``commit`` and ``send_offsets``."""
+        """Return {assigned partition: the position after its returned records}, without unknown positions.
+
+        The result is an argument for ``commit`` and ``Producer.send_offsets``.
+        """
         return self._progress.positions()
 
     async def seek(self, tp: TopicPartition, offset: int) -> None:
         """Continue with the record at ``offset``, or with the first record after it.
 
-        If ``offset`` is out of range, auto.offset.reset applies.
+        If ``offset`` is out of range, auto.offset.reset applies. Raises ClientError if ``offset`` is below 0
+        or ``tp`` is not assigned.
         """
         if checked_int("offset", offset) < 0:
             raise ClientError(
@@ -533,7 +561,7 @@ class Consumer(Generic[K, V]):
             self._state_of(tp).seek(offset)
 
     async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Skip to the end of these partitions (default: all assigned), to read only new records."""
+        """Continue at the end of these partitions (default: all assigned), to read only new records."""
         tps = self._named(partitions)
         for tp, offset in (await self.end_offsets(tps)).items():
             self._state_of(tp).seek(offset)
@@ -552,18 +580,21 @@ class Consumer(Generic[K, V]):
         return committed
 
     async def seek_to_timestamp(self, tp: TopicPartition, timestamp_ms: int) -> None:
-        """Continue at the first record at or after this timestamp, or at the end if there is none."""
+        """Continue at the first record at or after this timestamp in ms, or at the end if there is none."""
         self._state_of(tp)
         found = (await self.offsets_for_times({tp: timestamp_ms}))[tp]
         offset = found.offset if found is not None else (await self.end_offsets([tp]))[tp]
         self._state_of(tp).seek(offset)
 
     def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Return no records of these partitions until ``resume``. Records already fetched are kept."""
+        """Return no records of these partitions (default: all assigned) until ``resume``.
+
+        Records already fetched are kept.
+        """
         self._assigned.pause(self._named(partitions))
 
     def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Return records of these paused partitions again."""
+        """Return records of these partitions (default: all assigned) again after ``pause``."""
         hidden = self._group.hidden if self._group is not None else {}
         for tp in self._named(partitions):
             if tp in hidden:
@@ -573,12 +604,15 @@ class Consumer(Generic[K, V]):
         self._fetcher.wake()
 
     def paused(self) -> list[TopicPartition]:
-        """Return the paused partitions, in order."""
+        """Return the assigned partitions that are paused, sorted."""
         hidden = self._group.hidden if self._group is not None else {}
         return sorted(tp for tp, state in self._assigned.partitions.items() if hidden.get(tp, state.paused))
 
     def _named(self, partitions: Iterable[TopicPartition | Iterable[TopicPartition]]) -> list[TopicPartition]:
-        """Return ``partitions`` as a flat list, or all assigned partitions if it is empty."""
+        """Return ``partitions`` as a flat list, or all assigned partitions if it is empty.
+
+        Raises ClientError for a partition that is not assigned.
+        """
         if not partitions:
             return list(self._assigned.partitions)
         named: list[TopicPartition] = []
@@ -603,7 +637,10 @@ class Consumer(Generic[K, V]):
         return await self._list_offsets(dict.fromkeys(checked_partitions(partitions), EARLIEST))
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the offset after the last readable record of each partition."""
+        """Return the end (exclusive) of the readable offsets of each partition.
+
+        It is the high watermark, or with ``read_committed`` the last stable offset.
+        """
         return await self._list_offsets(dict.fromkeys(checked_partitions(partitions), LATEST))
 
     async def _list_offsets(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -616,7 +653,10 @@ class Consumer(Generic[K, V]):
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return each partition's first record at or after a timestamp, or None if all records are older."""
+        """Return {partition: offset and timestamp of its first record at or after the given time in ms}.
+
+        The value is None if all records of the partition are older.
+        """
         self._check_open()
         return await offsets.offsets_for_times(
             self._cluster,
@@ -625,7 +665,7 @@ class Consumer(Generic[K, V]):
         )
 
     async def lag(self) -> dict[TopicPartition, int]:
-        """Return {assigned partition: the number of offsets from its position to the end of its log}."""
+        """Return {assigned partition: the number of offsets from its position to its end offset}."""
         ends = await self.end_offsets(self._assigned.partitions)
         await self._find_positions(None)
         return {tp: max(0, end - (self._state_of(tp).position or 0)) for tp, end in ends.items()}
@@ -644,7 +684,10 @@ class Consumer(Generic[K, V]):
         if not wanted:
             return True
         if self._finding is None or self._finding[0] != wanted:
-            self._finding = (wanted, self._cluster.spawn(self._find_positions_of(wanted)))
+            task = self._cluster.spawn(self._find_positions_of(wanted))
+            # Retrieve the error, even if no caller waits.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._finding = (wanted, task)
         finding = self._finding[1]
         if not (await asyncio.wait({finding}, timeout=self._seconds_until(deadline_ms)))[0]:
             return False
@@ -679,9 +722,34 @@ class Consumer(Generic[K, V]):
         return self._intercepted(records) if self._on_consume else records
 
     async def _intercepted(self, records: AsyncIterator[Record[Any, Any]]) -> AsyncIterator[Record[Any, Any]]:
-        async for record in records:
-            for seen in passed_through(self._on_consume, [record]):
+        while True:
+            while (seen := self._next_seen()) is not None:
                 yield seen
+            record = await anext(records)
+            self._keep(record, passed_through(self._on_consume, [record]))
+
+    def _keep(self, origin: AnyRecord, records: Iterable[AnyRecord]) -> None:
+        """Keep ``records``, which interceptors returned for ``origin``, for the next call."""
+        state = self._assigned.partitions[TopicPartition(origin.topic, origin.partition)]
+        self._seen.append((state, state.seek_count, state.position, deque(records)))
+
+    def _next_seen(self) -> AnyRecord | None:
+        """Return the next record in ``_seen``, or None if there is none. Those of one record belong together,
+        so a pause does not hold them back.
+
+        Drops the records of a partition that is no longer assigned, or whose position was changed by a seek.
+        """
+        return self._seen[0][-1].popleft() if self._has_seen() else None
+
+    def _has_seen(self) -> bool:
+        """Whether there is a next record in ``_seen``. Removes the items without one from its beginning."""
+        while self._seen:
+            state, seek_count, position, records = self._seen[0]
+            has_moved = state.seek_count != seek_count and state.position != position
+            if records and not has_moved:
+                return True
+            del self._seen[0]
+        return False
 
     async def _iterate(self) -> AsyncIterator[Record[Any, Any]]:
         while True:
@@ -717,9 +785,10 @@ class Consumer(Generic[K, V]):
                     break
 
     async def _commit_ahead(self, group: GroupSession, cursor: RecordCursor) -> int:
-        """For at-most-once: commit the next max.poll.records records of ``cursor`` before they are returned.
+        """For at-most-once: commit the next records of ``cursor`` before they are returned.
 
-        Returns the committed offset, which is the exclusive end of these records.
+        Commits at most max.poll.records offsets, and none if the next record is committed already. Returns
+        the committed offset, before which iteration must stop.
         """
         batch, position = cursor.batch, cursor.position
         tp = TopicPartition(batch.topic, batch.partition)
@@ -757,11 +826,12 @@ class Consumer(Generic[K, V]):
     ) -> list[Record[K | None, V | None]]:
         """Return up to ``max_records`` (default: max.poll.records) records as soon as there is at least one.
 
-        Returns [] if none arrives within ``timeout_ms`` (None: no limit). Raises the error of a partition
-        (NoOffsetError, CorruptBatchError, a BrokerError) after the records before it have been returned.
-        KafkaStorageError is raised after the leader has responded with it for STORAGE_ERROR_PATIENCE_MS,
-        because its log is damaged or has failed and no other replica has taken over. The next call tries
-        again. With a group, also raises errors of the coordinator and of the listener.
+        Returns [] if none arrives within ``timeout_ms`` (None: no limit). Raises the error of a partition,
+        such as NoOffsetError, CorruptBatchError or a BrokerError, after the records before it have been
+        returned. KafkaStorageError is raised after the leader has responded with it for
+        STORAGE_ERROR_PATIENCE_MS, because the leader's log is damaged or has failed and no other replica has
+        taken over; the next call fetches again. With a group, also raises errors of the coordinator and of
+        the listener. Raises NotSubscribedError if no topic is subscribed and no partition is assigned.
         """
         return await self._get_many(max_records, timeout_ms, None)
 
@@ -773,6 +843,13 @@ class Consumer(Generic[K, V]):
         )
         until_ms = self._deadline_ms(timeout_ms)
         records: list[Record[Any, Any]] = []
+        if self._seen and only is None:
+            while len(records) < limit and (kept := self._next_seen()) is not None:
+                records.append(kept)
+            if records:
+                if self._group is not None:
+                    self._group.touch()
+                return records
 
         def take() -> bool:
             while len(records) < limit and (cursor := self._assigned.next_cursor(only)) is not None:
@@ -789,7 +866,9 @@ class Consumer(Generic[K, V]):
             seen = list(passed_through(self._on_consume, records))
             left_ms = until_ms - self._cluster.now_ms()
             if seen or left_ms <= 0:
-                return seen
+                if len(seen) > limit:
+                    self._keep(records[-1], seen[limit:])
+                return seen[:limit]
             records.clear()  # the interceptors left out all of them
             await self._collect(records, take, None if timeout_ms is None else left_ms, only)
         return records
@@ -819,8 +898,9 @@ class Consumer(Generic[K, V]):
     ) -> None:
         """Call ``take``, which appends to ``found``, until ``take`` returns True or has appended an item.
 
-        Fetches records of the partitions ``only`` (None: all) until then, for at most ``timeout_ms``. An
-        error of ``take`` is raised at once if ``found`` is empty, and otherwise by the consumer's next call.
+        Between the calls, waits for records of the partitions ``only`` (None: all). Returns when
+        ``timeout_ms`` (None: no limit) has passed. An error of ``take`` is raised at once if ``found`` is
+        empty, and otherwise by the next call that reads records.
         """
         self._check_open()
         deadline_ms = self._deadline_ms(timeout_ms)
@@ -843,7 +923,7 @@ class Consumer(Generic[K, V]):
     def _deadline_ms(self, timeout_ms: int | None) -> int:
         """Return the time at which ``timeout_ms`` (None: no limit) will have passed.
 
-        Raises ClientClosedError unless the consumer is open: it has no clock before.
+        Raises ClientClosedError unless the consumer is open.
         """
         self._check_open()
         if timeout_ms is None:
@@ -883,7 +963,8 @@ class Consumer(Generic[K, V]):
         """Return the batches of ``get_batches`` as one Arrow table, without copying values.
 
         The columns are topic, partition, offset, timestamp, key, value and headers. The table has no rows if
-        no batch arrives within ``timeout_ms`` (None: no limit).
+        no batch arrives within ``timeout_ms`` (None: no limit). Raises MissingExtraError without pyarrow, and
+        the errors of ``get_batches``.
         """
         from kafkalite.client.consumer.arrow import table
 
@@ -891,20 +972,31 @@ class Consumer(Generic[K, V]):
 
     async def to_pandas(self, *, timeout_ms: int | None = None) -> pandas.DataFrame:
         """Return the table of ``to_arrow`` as a DataFrame. Raises MissingExtraError without pandas."""
-        from kafkalite.client.consumer.arrow import data_frame
+        from kafkalite.client.consumer.data_frames import data_frame, require_pandas
 
+        require_pandas()  # before records are taken, which would be lost
         return data_frame(await self.to_arrow(timeout_ms=timeout_ms))
 
     def _raise_deferred(self) -> None:
-        """Raise the error that the last call deferred, unless a seek has cleared it."""
+        """Raise the error that the last call deferred.
+
+        An error that its partition has no more, for example after a seek, is dropped. A KafkaStorageError,
+        which no partition keeps, is raised if its partition is still assigned.
+        """
         error, self._deferred_error = self._deferred_error, None
-        if error is not None and any(state.error is error for state in self._assigned.partitions.values()):
+        partitions = self._assigned.partitions
+        is_kept = any(state.error is error for state in partitions.values())
+        is_passing = isinstance(error, KafkaStorageError) and error.topic_partition in partitions
+        if error is not None and (is_kept or is_passing):
             raise error
 
     async def _wait_for_records(
         self, deadline_ms: int, only: frozenset[TopicPartition] | None = None
     ) -> bool:
-        """Fetch, and return True when records may have arrived, or False if ``deadline_ms`` passes first."""
+        """Fetch, and wait until records may have arrived or ``deadline_ms`` passes.
+
+        Returns False if no time is left.
+        """
         self._check_open()
         self._check_selected()
         if self._unfound[0] and not await self._find_unfound(deadline_ms):
@@ -951,7 +1043,7 @@ def _check_pattern(pattern: object) -> None:
 
 
 def _pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
-    """Return the pattern as text, because the coordinator matches it. Raises ClientError."""
+    """Return the pattern as text, because the coordinator matches it. Raises ClientError if it has flags."""
     if pattern is None or isinstance(pattern, str):
         return pattern
     if pattern.flags & ~re.UNICODE:

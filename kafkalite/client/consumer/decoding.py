@@ -18,7 +18,7 @@ Decode = Callable[[Record], Record[Any, Any]]
 def decoder(
     key_deserializer: AnyDeserializer[Any] | None, value_deserializer: AnyDeserializer[Any] | None
 ) -> Decode | None:
-    """Return a function that deserializes a record, or None if there is nothing to deserialize.
+    """Return a function that deserializes a record, or None if both arguments are None.
 
     The function raises SerializationError, whose ``record`` is the record that failed.
     """

@@ -2,7 +2,7 @@
 
 A producer without idempotence, or an application that sends again after a restart, writes the same event
 twice. A restarted consumer receives some records twice. An id in each record reveals both cases. Only the
-last ``capacity`` ids of each partition are remembered, so later duplicates are not detected.
+last ``capacity`` ids of each partition are remembered, so duplicates of older ids are not detected.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Deduplicator:
                 process(record)
                 seen.add(record)
 
-    Ids are remembered per partition, so records with equal ids must have the same key. Use ``dump`` and
-    ``load`` to keep a partition's ids across restarts. If they are stored together with the results, in one
-    transaction of the result store, each record takes effect exactly once. Call ``forget`` for partitions
+    Ids are remembered per partition, so duplicates are detected only in the same partition. Use ``dump`` and
+    ``load`` to keep a partition's ids across restarts. If the ids are stored in the same transaction as the
+    results, a record takes effect only once, as long as its id is remembered. Call ``forget`` for partitions
     that are assigned to another member.
     """
 
@@ -65,7 +65,7 @@ class Deduplicator:
         return f"<Deduplicator, {count} ids of {len(self._seen)} partitions>"
 
     def is_repeated(self, record: Record) -> bool:
-        """Whether a record with this id was added before."""
+        """Whether the record's id is remembered for its partition. False for a record without an id."""
         digest = self._digest(record)
         if digest is None:
             return False
@@ -85,7 +85,7 @@ class Deduplicator:
         return True
 
     def new(self, records: Iterable[Record]) -> list[Record]:
-        """Return the records that were not seen before, the first one of each id, and remember their ids."""
+        """Add each record, in order, and return those whose ids were new and those without an id."""
         return [record for record in records if self.add(record)]
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
@@ -94,11 +94,14 @@ class Deduplicator:
             self._seen.pop(tp, None)
 
     def dump(self, tp: TopicPartition) -> bytes:
-        """Return the ids of a partition for ``load``, 16 bytes each."""
+        """Return the remembered ids of a partition, as digests of 16 bytes each, for ``load``."""
         return b"".join(self._seen.get(tp, ()))
 
     def load(self, tp: TopicPartition, dumped: bytes) -> None:
-        """Replace a partition's ids with ``dumped``, a result of ``dump``. Raises ClientError if invalid."""
+        """Replace a partition's ids with ``dumped``, a result of ``dump``.
+
+        Raises ClientError if its length is not a multiple of 16.
+        """
         if len(dumped) % _DIGEST_BYTES:
             raise ClientError(f"{len(dumped)} bytes are not a dump of a Deduplicator")
         digests = [dumped[at : at + _DIGEST_BYTES] for at in range(0, len(dumped), _DIGEST_BYTES)]

@@ -45,7 +45,10 @@ class FetchedBatch:
             raise self._unreadable(error) from error
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """Return the records as columns offset, timestamp, key, value, headers, without copying values."""
+        """Return the records as columns offset, timestamp, key, value, headers, without copying values.
+
+        Raises the errors of ``records``, and MissingExtraError without pyarrow.
+        """
         skipped = max(0, self.from_offset - self.batch.header.base_offset)
         try:
             return self.batch.to_arrow().slice(skipped)
@@ -100,7 +103,7 @@ class RecordCursor:
 
     @property
     def position(self) -> int:
-        """The offset of the next record; the offset after the batch if there is no next record."""
+        """The offset of the next record, even if it can't be decoded; ``next_offset`` if there is none."""
         remaining = length_hint(self.iterator)
         if remaining:
             return self.records[-remaining].offset

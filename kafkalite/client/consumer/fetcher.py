@@ -1,7 +1,7 @@
-"""Sends fetches, adds their responses to ``AssignedPartitions``, and waits for them.
+"""Sends fetches, and adds the records of the responses to ``AssignedPartitions``.
 
-``assigned_partitions`` decides what is fetched. At most one fetch per broker is in flight. Fetches are sent
-only while a caller waits for records, or for partitions with more records than the last response held.
+``assigned_partitions`` decides which partitions are fetched. At most one fetch per broker is in flight. A
+response is followed by another fetch only while a caller waits for records.
 """
 
 # Tests: tests/client/test_consumer.py
@@ -21,7 +21,12 @@ from kafkalite.client.consumer.assigned_partitions import AssignedPartitions, Fe
 from kafkalite.client.consumer.decoding import Decode
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import TopicPartition
-from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpochRequest
+from kafkalite.protocol.messages.data import (
+    FetchRequest,
+    FetchRequestV1,
+    FetchResponseV1,
+    OffsetsForLeaderEpochRequest,
+)
 
 FOREVER_MS: Final = 2**53
 
@@ -80,10 +85,14 @@ class Fetcher:
         """Send the fetches that are due. ``only`` are the partitions that the caller reads (None: all)."""
         if self._is_closed:
             return
-        self._drop_stale_polls()
         now_ms = self._cluster.now_ms()
+        if self.config.client_rack is not None:
+            self._leave_followers(now_ms)
+        self._drop_stale_polls()
         self._check_epochs(now_ms)
-        plans, leaderless = self.assigned.plan(now_ms, self._cluster.metadata.leader, self._is_busy, only)
+        plans, leaderless = self.assigned.plan(
+            now_ms, self._cluster.metadata.leader, self._is_busy, only, self._is_open, self._is_asked
+        )
         for plan in plans:
             self._send(plan, now_ms)
         if leaderless:
@@ -125,22 +134,42 @@ class Fetcher:
         if self._arrived.is_awaited:
             self._fetch_for_waiters()
 
+    def _leave_followers(self, now_ms: int) -> None:
+        """Return to the leaders from followers that cannot be reached, or are not live any more."""
+        for node_id in self.assigned.near_nodes():
+            is_live = node_id in self._cluster.metadata.addresses
+            if not is_live or self._cluster.is_away(node_id, Purpose.FETCH):
+                self.assigned.leave_follower(node_id, now_ms)
+
+    def _is_open(self, node_id: int) -> bool:
+        """Whether there is a connection for fetches to a broker. Dials if necessary."""
+        return self._cluster.connection_now(node_id, Purpose.FETCH) is not None
+
+    def _is_asked(self, node_id: int, tp: TopicPartition) -> bool:
+        """Whether a fetch of a partition is in flight to a broker."""
+        fetch = self._fetches.get(node_id)
+        return fetch is not None and tp in fetch.plan.requested
+
     def _is_busy(self, node_id: int) -> bool:
         """Whether no fetch may be sent: one is in flight, or no connection is open. Dials if necessary."""
-        return node_id in self._fetches or self._cluster.connection_now(node_id, Purpose.FETCH) is None
+        return node_id in self._fetches or not self._is_open(node_id)
 
     def _send(self, plan: FetchPlan, now_ms: int) -> None:
         config = self.config
-        request = FetchRequest(
+        connection = self._cluster.connection_now(plan.node_id, Purpose.FETCH)
+        if connection is None:
+            return
+        fields = (
             plan.max_wait_ms,
             config.fetch_min_bytes,
             config.fetch_max_bytes,
             int(config.isolation_level),
             plan.partitions,
         )
-        connection = self._cluster.connection_now(plan.node_id, Purpose.FETCH)
-        if connection is None:
-            return
+        request = FetchRequest(*fields)
+        may_be_near = config.client_rack is not None and (plan.states_rack or plan.is_near)
+        if may_be_near and connection.supports(FetchRequestV1):
+            request = FetchRequestV1(*fields, config.client_rack)
         fetch = _Fetch(plan, connection, now_ms)
         try:
             connection.request(
@@ -152,21 +181,22 @@ class Fetcher:
         self._fetches[plan.node_id] = fetch
 
     def _drop_stale_polls(self) -> None:
-        """Close connections whose pending fetch is useless after a seek and would delay the next fetch.
+        """Close the connection of each pending fetch that would delay a fetch of other partitions or offsets.
 
-        Connecting again takes about a millisecond.
+        That happens, for example, after a seek. Connecting again takes about a millisecond.
         """
         now_ms = self._cluster.now_ms()
         for node_id, fetch in list(self._fetches.items()):
             if fetch.waits_until_ms - now_ms <= _WORTH_DROPPING_MS:
                 continue
-            is_led = partial(self._is_led_by, node_id)
-            if not self.assigned.covers(fetch.plan.requested, now_ms, is_led):
+            is_read = partial(self._is_read_from, node_id, now_ms)
+            if not self.assigned.covers(fetch.plan.requested, now_ms, is_read):
                 del self._fetches[node_id]
                 self._cluster.drop_connection(node_id, Purpose.FETCH)
 
-    def _is_led_by(self, node_id: int, tp: TopicPartition) -> bool:
-        return self._cluster.metadata.leader(tp).node_id == node_id
+    def _is_read_from(self, node_id: int, now_ms: int, tp: TopicPartition) -> bool:
+        state, leader = self.assigned.partitions[tp], self._cluster.metadata.leader(tp)
+        return self.assigned.source(state, leader, now_ms, self._is_open) == node_id
 
     def _on_response(self, fetch: _Fetch, message: Any, payload: memoryview, error: Exception | None) -> None:
         node_id = fetch.plan.node_id
@@ -182,8 +212,14 @@ class Fetcher:
         else:
             if self.assigned.on_fetched(fetch.plan.requested, message.partitions, payload, now_ms, chance):
                 self._cluster.request_refresh()
+            if isinstance(message, FetchResponseV1):
+                self.assigned.on_preferred(fetch.plan.requested, message.preferred_read_replicas, now_ms)
+                for one in message.preferred_read_replicas:
+                    self._is_open(one.node_id)  # dials
             setbacks.clear(("fetch", node_id))
-            if setbacks or any(one.error_code for one in message.partitions):
+            if setbacks or any(
+                one.error_code or one.last_stable_offset < one.high_watermark for one in message.partitions
+            ):
                 self._note_partitions(fetch.plan.requested, now_ms)
         if self._arrived.is_awaited:
             self._fetch_for_waiters()
@@ -192,13 +228,16 @@ class Fetcher:
         setbacks = self._cluster.setbacks
         for tp in requested:
             state = self.assigned.partitions.get(tp)
-            if state is not None and state.last_error is not None:
-                setbacks.note(tp, state.last_error, now_ms)
+            if state is not None and state.delayed_by is not None:
+                setbacks.note(tp, state.delayed_by, now_ms)
             else:
                 setbacks.clear(tp)
 
     def _fetch_for_waiters(self) -> None:
-        """Wake waiting callers if there are records, errors or missing offsets. Otherwise send fetches."""
+        """Wake waiting callers if a partition has records, an error or no position. Otherwise fetch.
+
+        Paused partitions do not count.
+        """
         states = [state for state in self.assigned.partitions.values() if not state.paused]
         if any(state.has_records or state.error or state.needs_offset for state in states):
             self.wake()

@@ -1,9 +1,9 @@
 """Filters control batches and records of aborted transactions out of fetch responses. Pure.
 
 Brokers do not read records, so they also send batches of aborted transactions, up to the last stable offset.
-A response lists each aborted transaction that overlaps with it as producer id and first offset (KIP-98). Each
-transaction ends at the next marker of its producer. A control batch without the transactional bit is left
-over from compaction.
+A response lists the aborted transactions that overlap with it, each as a producer id and a first offset
+(KIP-98). Each transaction ends at the next marker of its producer. A control batch without the transactional
+bit is left over from compaction.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class AbortedFilter:
     def drops(self, data: memoryview, start: int, flags: int, next_offset: int) -> bool:
         """Whether to drop the transactional or control batch at position ``start`` of ``data``.
 
-        ``flags`` are the batch's attributes, and ``next_offset`` is the offset after the batch.
+        ``flags`` are the bits of FLAGS in the batch's attributes. ``next_offset`` is the offset after the
+        batch.
         """
         if not self._coming and not self._producers:
             return bool(flags & CONTROL_BIT)

@@ -1,7 +1,7 @@
 """Tracks returned and processed records, and the offsets that may be committed. Pure.
 
 Reading more records, or a normal close, marks the records returned before as processed. Until then they are
-*unprocessed*: only an explicit commit includes them, never auto-commit.
+*unprocessed*: explicit commits include them; auto-commit includes them only with at_most_once.
 """
 
 # Tests: tests/client/test_session.py
@@ -44,11 +44,11 @@ class Progress:
         self._unprocessed.setdefault(tp, offset)
 
     def unprocessed(self) -> list[TopicPartition]:
-        """Return the partitions that have unprocessed records."""
+        """Return the partitions with records that ``mark_returned`` has marked as unprocessed."""
         return list(self._unprocessed)
 
     def has_moved(self) -> bool:
-        """Return whether iteration has returned another record since the last call of this method."""
+        """Return whether ``current_record`` has changed since the last call of this method."""
         before, self._seen_record = self._seen_record, self.current_record
         return self._seen_record is not before
 
@@ -90,7 +90,7 @@ class Progress:
         self._assigned.assign({tp: state.reset for tp, state in states.items()} | dict(partitions))
 
     def start_at(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Start at the committed offsets, except in partitions that the user has moved by a seek."""
+        """Start at these committed offsets in the partitions that have no position yet."""
         for tp, at in offsets.items():
             state = self._assigned.partitions.get(tp)
             if state is not None and state.base_position is None:
@@ -127,7 +127,7 @@ class Progress:
 
 
 def _rewind(state: PartitionState, offset: int | None) -> None:
-    """Seek back to ``offset``, if it is not None, and discard the fetched records."""
+    """Seek back to ``offset`` and discard the fetched records. Do nothing if ``offset`` is None."""
     if offset is not None:
         epoch = state.position_epoch
         state.seek(offset, NO_EPOCH)

@@ -1,12 +1,13 @@
 """Applies metadata to a subscription: determines the partitions to read and the invalid positions. Pure.
 
-A position belongs to a topic id. No single response invalidates it, because a broker that lags behind or is
-partitioned does not know all topics. A topic that has been found
+A position belongs to a topic id. A single response that omits the topic does not invalidate the position,
+because a broker that lags behind or is partitioned does not know all topics. A topic that has been found
 
 - keeps its partitions until all responses have omitted it for ``FORGET_AFTER_MS``; responses of brokers
   that know no controller do not count, because they may be out of date;
 - keeps its partitions when it reappears with the same id, even if the response lists fewer partitions;
-- is read from its start when it appears with another id, because it was deleted and created again.
+- loses its positions when it appears with another id, because it was deleted and created again. It is then
+  read from its start, unless auto.offset.reset is none.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ FORGET_AFTER_MS: Final = 60_000
 def topic_names(topics: Iterable[str | Iterable[str]], *, client: str = "Consumer") -> list[str]:
     """Return the names of ``topics``, which are names or collections of names.
 
-    Raises ClientError for a name that is not a str, for an address, as in ``Consumer("orders", servers)``,
-    and for a dict of settings. The error shows the right call of ``client``.
+    Raises ClientError for a name that is not a str. Also raises it for an address, as in ``Consumer("orders",
+    servers)``, and for a dict of settings; then the hint shows the right call of ``client``.
     """
     settings = next((each for each in topics if isinstance(each, Mapping)), None)
     if settings is not None:
@@ -65,7 +66,11 @@ class _Found:
 
 
 class Subscription:
-    """Selects the partitions of the subscribed topics. ``pattern`` must match whole topic names."""
+    """Selects the partitions of ``topics`` or, with ``pattern``, of all topics whose whole name matches.
+
+    A pattern matches no internal topics. ``auto_offset_reset`` is the reset policy of the partitions, but new
+    partitions have "earliest" in place of "latest".
+    """
 
     def __init__(
         self, topics: Iterable[str], pattern: str | re.Pattern[str] | None, auto_offset_reset: str
@@ -78,7 +83,10 @@ class Subscription:
         self._response_count = 0
 
     def select(self, metadata: MetadataCache, now_ms: int) -> Selection:
-        """Return the partitions to read. May be called repeatedly for the same metadata."""
+        """Return the partitions to read. Changes are reported by the first call that sees them.
+
+        A repeated call for the same metadata does not count as another response.
+        """
         is_new_response = metadata.response_count != self._response_count
         self._response_count = metadata.response_count
         selection = Selection({}, {}, False)

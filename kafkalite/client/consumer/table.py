@@ -1,4 +1,4 @@
-"""Table: a topic as a table of the latest value of each key, as Kafka Streams' GlobalKTable."""
+"""Table: a topic as a table of the latest value of each key, like a GlobalKTable of Kafka Streams."""
 
 from __future__ import annotations
 
@@ -58,14 +58,16 @@ class Table(Mapping[K, V]):
     have ``cleanup.policy=compact``: then it keeps the latest record of each key. Rows stay when retention
     deletes their records.
 
-    Arguments and settings are those of ``Consumer``, but a table has no group and always starts at the
-    beginning. ``isolation.level`` is ``read_committed`` unless set. Use a table from one task at a time.
+    The settings are those of ``Consumer``, but a table has no group and always starts at the beginning.
+    ``isolation.level`` is ``read_committed`` unless set. Use a table from one task at a time.
 
     A record that cannot be deserialized raises SerializationError until ``seek`` skips it, and a key that is
     not hashable raises ClientError. If ``start`` raises SerializationError, the table stays open, unless
-    ``async with`` called it. If the topic is deleted and created again, its rows are removed. A table that
-    was never open raises ClientClosedError instead of being empty.
+    ``async with`` called it. If the topic is deleted and created again, the old rows are removed. A table
+    that was never open raises ClientClosedError instead of being empty.
     """
+
+    _opener: str = "'async with'"  # the statement that opens it, for hints
 
     @takes_one('Table("{topic}", bootstrap_servers="{servers}")')
     def __init__(
@@ -124,7 +126,7 @@ class Table(Mapping[K, V]):
         if not self._has_opened:
             raise ClientClosedError(
                 f"the table of {self.topic!r} was not opened, so it has no rows yet",
-                hint="open it with 'async with' or start()",
+                hint=f"open it with {self._opener} or start()",
             )
         return self._records
 
@@ -143,11 +145,11 @@ class Table(Mapping[K, V]):
         return self._rows[key]
 
     def to_arrow(self, *, key_column: str = "key") -> pyarrow.Table:
-        """Return the rows as an Arrow table, in the order in which the keys were first seen.
+        """Return the rows as an Arrow table, in the order in which their keys were added to this table.
 
         If all values are mappings, each of their fields is a column, null in rows that lack it. Otherwise,
-        the values are the column ``value``. Raises RecordError if a column would have several types, or if
-        a field has the name of ``key_column``.
+        the values are the column ``value``. Raises RecordError if no Arrow type fits all values of a column,
+        or if a column of the values has the name ``key_column``, and MissingExtraError without pyarrow.
         """
         from kafkalite.client.consumer.arrow import table_of_rows
 
@@ -155,16 +157,18 @@ class Table(Mapping[K, V]):
 
     def to_pandas(self, *, key_column: str = "key") -> pandas.DataFrame:
         """Return the columns of ``to_arrow`` as a DataFrame with the keys as its index."""
-        from kafkalite.client.consumer.arrow import data_frame
+        from kafkalite.client.consumer.data_frames import data_frame, require_pandas
 
+        require_pandas()
         return data_frame(self.to_arrow(key_column=key_column)).set_index(key_column)
 
     # --- reading -------------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Connect, and read the records that the topic has. Raises the errors of Consumer and ``refresh``.
+        """Connect, and read the records that the topic has.
 
-        After SerializationError, the table is open: ``seek`` can skip the record, and ``refresh`` continues.
+        Raises the errors of ``Consumer.start`` and ``refresh``. After SerializationError, the table is open:
+        ``seek`` can skip the record, and ``refresh`` continues.
         """
         await self._consumer.start()
         try:
@@ -193,11 +197,13 @@ class Table(Mapping[K, V]):
         await self.close()
 
     async def refresh(self) -> list[Change[K, V]]:
-        """Apply all records that the topic has at the time of the call, and return the changes in order.
+        """Apply all readable records that the topic has at the time of the call, and return the changes.
 
-        Afterwards, the table contains every record that was acknowledged before the call; with
-        ``read_committed``, every record whose transaction was committed before. Raises RequestTimeoutError if
-        nothing arrives for default.api.timeout.ms, and the errors of ``Consumer.get_many``.
+        The readable records of a partition are those below the high watermark; with ``read_committed``, those
+        below the last stable offset, except records of aborted transactions. Changes that were applied but
+        not returned before come first. Raises RequestTimeoutError if nothing arrives for
+        default.api.timeout.ms, the errors of ``Consumer.get_many``, and ClientError for a key that is not
+        hashable.
         """
         await self._read_to_the_end(keeps_changes=True)
         changes = list(self._unreturned)
@@ -205,7 +211,10 @@ class Table(Mapping[K, V]):
         return changes
 
     async def _read_to_the_end(self, *, keeps_changes: bool) -> None:
-        """Apply all records that the topic has at the time of the call. Raises the errors of ``refresh``."""
+        """Apply all readable records that the topic has at the time of the call, as ``refresh`` does.
+
+        ``keeps_changes`` is whether ``next_change`` and ``refresh`` return the changes.
+        """
         consumer, limit_s = self._consumer, self.config.default_api_timeout_ms / 1000
         ends: dict[TopicPartition, int] = {}
 
@@ -236,7 +245,7 @@ class Table(Mapping[K, V]):
             ) from error
 
     async def _restart_replaced(self, ends: Mapping[TopicPartition, int]) -> None:
-        """If a partition's log ends before records that were applied, remove its rows and read it again.
+        """Read a partition again, without its old rows, if its log ends before records that were applied.
 
         Either the topic was created again or the log was truncated. ``ends`` are the logs' end offsets.
         """
@@ -247,10 +256,10 @@ class Table(Mapping[K, V]):
                 await self._consumer.seek_to_beginning(tp)
 
     async def next_change(self, *, timeout_ms: int | None = None) -> Change[K, V] | None:
-        """Wait for the next change, apply it, and return it.
+        """Return the next change. If no applied change is left to return, wait for records and apply them.
 
-        Returns None if none arrives within ``timeout_ms`` (None: no limit). Raises the errors of
-        ``Consumer.get_many``.
+        Returns None if there is no change within ``timeout_ms`` (None: no limit). Raises the errors of
+        ``Consumer.get_many``, and ClientError for a key that is not hashable.
         """
         now_s = asyncio.get_running_loop().time
         until_s = None if timeout_ms is None else now_s() + timeout_ms / 1000
@@ -281,16 +290,16 @@ class Table(Mapping[K, V]):
         await self._consumer.seek(tp, offset)
 
     async def _unread(self, records: Sequence[Record[Any, Any]]) -> None:
-        """Seek back, so that the next call reads ``records``, which were not applied, again."""
+        """Seek back to ``records``, which were not applied, so that the next call reads them again."""
         for record in reversed(records):
             await self._consumer.seek(TopicPartition(record.topic, record.partition), record.offset)
 
     def _apply(self, record: Record[Any, Any]) -> list[Change[K, V]]:
-        """Apply the next record of its partition, and return the changes of rows.
+        """Apply ``record``, and return the changes of rows.
 
-        A null value removes the row. If the partition continues at an earlier offset, because its topic was
-        created again or its log was truncated, the rows of the records that are gone are removed first.
-        Raises ClientError for a key that is not hashable, before anything is changed.
+        A null value removes the row. If ``record`` shows that the partition continues at an earlier offset,
+        because its topic was created again or its log was truncated, the rows of the records that are gone
+        are removed first. Raises ClientError for a key that is not hashable, before anything is changed.
         """
         try:
             hash(record.key)

@@ -53,7 +53,7 @@ class OffsetCommits:
     ``identity`` returns the committing member and its epoch. ``next_identity(identity, deadline_ms)`` waits
     for another epoch of the member, and returns False after the deadline or an expulsion. ``on_expelled`` is
     called when the coordinator no longer knows the member. ``is_ours`` returns whether the member owns a
-    partition, which the coordinator does not check.
+    partition; the coordinator does not check this.
     """
 
     def __init__(
@@ -85,8 +85,9 @@ class OffsetCommits:
     async def commit(self, offsets: Offsets) -> None:
         """Commit ``offsets``, after all queued commits, and return when the coordinator has stored them.
 
-        Raises CommitFailedError if this member may not commit any more, the request's BrokerError, or the
-        error of an earlier ``commit_later`` unless ``offsets`` covers all partitions of that commit.
+        Raises CommitFailedError if this member may not commit a partition any more, RequestTimeoutError, the
+        request's BrokerError, or the error of an earlier ``commit_later`` unless ``offsets`` covers all
+        partitions of that commit.
         """
         await self.write(offsets)
         self._raise_failed(offsets)
@@ -102,7 +103,11 @@ class OffsetCommits:
                 await self._commit(offsets, timeout_ms)
 
     def commit_later(self, offsets: Offsets) -> None:
-        """Commit in the background. If this fails, the next ``commit`` or ``drain`` raises the error."""
+        """Commit in the background.
+
+        If this fails, the error is raised by ``drain``, or by the next ``commit`` that does not cover all of
+        these partitions.
+        """
         self._queued_quietly -= offsets.keys()
         self._queue(offsets)
 
@@ -189,7 +194,8 @@ class OffsetCommits:
     async def fetch(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offset of each partition. Partitions without one are omitted.
 
-        With read_committed, waits for the end of transactions that contain offsets (R35).
+        With read_committed, waits for the end of transactions that contain offsets (R35). Retries until
+        default.api.timeout.ms has passed. Raises BrokerError and RequestTimeoutError.
         """
         wanted = [GroupPartition(*tp) for tp in partitions]
         config = self._cluster.config

@@ -52,7 +52,7 @@ class _Call(NamedTuple):
 class Heartbeats:
     """Keeps one member in its group, from ``start`` to ``stop``.
 
-    While ``is_away`` or ``error`` is set, the consumer is not in the group and sends no heartbeats.
+    While ``is_away`` or ``error`` is set, the consumer sends no heartbeats and does not join the group.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Heartbeats:
         # whether the last response could be held by the coordinator, and whether it had changes
         self._last_could_wait = self._last_had_changes = False
         self._last_error: KafkaliteError | None = None
+        self._waiting_count = 0  #: how many calls of ``joined`` wait, which raise ``error``
 
     def start(self) -> None:
         """Start the background task, if it has not been started."""
@@ -96,7 +97,11 @@ class Heartbeats:
             self._task = self._cluster.spawn(self._run())
 
     def poke(self) -> None:
-        """If the member has changes to report, send the next heartbeat now."""
+        """End the pause before the next heartbeat.
+
+        If a response is awaited and the member has changes to report, send another heartbeat now, unless the
+        user's next call must add or revoke partitions first.
+        """
         self._poked.set()
 
     async def stop(self) -> None:
@@ -107,7 +112,10 @@ class Heartbeats:
             await self._send_leave(self.membership.leave_request(is_for_good=False), CLOSE_LEAVE_MS)
 
     def leave(self) -> None:
-        """Leave for good, in the background. Heartbeats start again when ``is_away`` is cleared."""
+        """Leave the group in the background. A static member gives up its partitions, too.
+
+        To join again, clear ``is_away`` and call ``poke``.
+        """
         self.is_away = True
         leave = self.membership.leave_request(is_for_good=True)
         self._farewell = self._cluster.spawn(self._send_leave(leave, LEAVE_MS))
@@ -120,7 +128,17 @@ class Heartbeats:
             logger.info("group left without notice %s", Fields(group=leave.group_id, error=error))
 
     async def joined(self) -> None:
-        """Wait until this consumer is a member. Raises the error that prevents it, or RequestTimeoutError."""
+        """Wait until this consumer is a member.
+
+        Raises the error that prevents joining, or RequestTimeoutError after default.api.timeout.ms.
+        """
+        self._waiting_count += 1
+        try:
+            await self._until_joined()
+        finally:
+            self._waiting_count -= 1
+
+    async def _until_joined(self) -> None:
         limit_ms = self._config.default_api_timeout_ms
         deadline_ms = self._cluster.now_ms() + limit_ms
         while not self.membership.is_member:
@@ -191,7 +209,8 @@ class Heartbeats:
 
     def _fail(self, error: KafkaliteError) -> None:
         self.error = error
-        logger.error("not a member %s", Fields(group=self._config.group_id, error=error))
+        level = logging.INFO if self._waiting_count else logging.ERROR  # a waiting caller receives the error
+        logger.log(level, "not a member %s", Fields(group=self._config.group_id, error=error))
         self._on_failed(error)
         self.epoch_changed.fire()
 
@@ -246,7 +265,10 @@ class Heartbeats:
         return _Call(request, self._sent_ms, asyncio.ensure_future(call))
 
     def _on_response(self, call: _Call) -> None:
-        """Handle a response. Raises RequestTimeoutError if it is read after the session may have ended."""
+        """Handle the response to ``call``, or raise the error of ``call``.
+
+        Raises RequestTimeoutError if the response is read after the session may have ended.
+        """
         membership, request, response = self.membership, call.request, call.responded.result()
         took_ms = self._cluster.now_ms() - call.sent_ms
         # This process was suspended, and another member may own the partitions.
@@ -269,7 +291,13 @@ class Heartbeats:
         self._on_assignment()
 
     async def _pause(self) -> None:
-        """Wait until the next heartbeat is due: at once if the member or the coordinator has changes."""
+        """Wait until the next heartbeat is due. ``poke`` ends the wait.
+
+        The heartbeat is due at once if the member has changes to report, if the last response had changes, or
+        if the coordinator held that response or was not allowed to hold it. Otherwise, and always while the
+        user's next call must add or revoke partitions, the heartbeat is due one heartbeat interval after the
+        last one was sent.
+        """
         membership = self.membership
         interval_ms = membership.heartbeat_interval_ms
         took_ms = self._cluster.now_ms() - self._sent_ms

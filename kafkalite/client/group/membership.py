@@ -8,8 +8,8 @@ The coordinator assigns partitions. The member adds and revokes them at its own 
     adding      assigned but not owned: to be added
 
 Only ``release``, ``take`` and ``on_expelled`` change ``owned``. The coordinator assigns a partition to
-another member only after this member has reported an ``owned`` without it (R38). So the member may still
-commit between the response that revokes a partition and ``release``.
+another member only after this member has reported an ``owned`` without it (R38), or is no longer a member. So
+the member may still commit between the response that revokes a partition and ``release``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Partitions = Mapping[TopicPartition, str]
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """The settings of a member, which never change. They have the names and units of the options."""
+    """The settings of a member, which never change."""
 
     group_id: str
     member_id: str
@@ -47,11 +47,7 @@ class MemberSettings:
 
 
 class Membership:
-    """The state of one member.
-
-    Invariants: while the epoch is JOINING, ``assigned`` is empty. Every ``owned`` partition has been
-    assigned.
-    """
+    """The state of one member. Invariant: while the epoch is JOINING, ``assigned`` is empty."""
 
     def __init__(self, settings: MemberSettings) -> None:
         self.settings = settings
@@ -99,7 +95,7 @@ class Membership:
         return {tp: topic_id for tp, topic_id in self.assigned.items() if tp not in self.owned}
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
-        """Remove partitions that the user has finished processing from ``owned``."""
+        """Remove these partitions from ``owned``."""
         for tp in partitions:
             del self.owned[tp]
 
@@ -114,11 +110,14 @@ class Membership:
 
     @property
     def waits_for_user(self) -> bool:
-        """Whether there are partitions to add or revoke, which the user's next call does."""
+        """Whether the user's next call must add or revoke partitions."""
         return bool(self.revoking() or self.adding())
 
     def request(self, max_wait_ms: int) -> ConsumerGroupHeartbeatRequest:
-        """Return the next heartbeat request. The coordinator may hold its response for ``max_wait_ms``."""
+        """Return the next heartbeat request.
+
+        The coordinator may hold its response for ``max_wait_ms``, unless the request joins the group.
+        """
         settings = self.settings
         is_joining = not self.is_member
         tells_all = is_joining or not self._is_subscription_sent
@@ -137,7 +136,10 @@ class Membership:
         )
 
     def leave_request(self, *, is_for_good: bool) -> ConsumerGroupHeartbeatRequest:
-        """Return the request to leave the group. A static member stays assigned unless ``is_for_good``."""
+        """Return the request to leave the group.
+
+        Unless ``is_for_good``, a static member keeps its partitions if it returns within the session timeout.
+        """
         settings = self.settings
         stays = settings.instance_id is not None and not is_for_good
         epoch = LEAVING_FOR_A_WHILE if stays else LEAVING

@@ -1,9 +1,9 @@
 """A consumer's membership in its group. Partitions are added and revoked inside the user's calls.
 
-Heartbeats in the background only record the coordinator's responses. All visible effects (commits, listener
-calls, first positions) happen in ``run_pending``, which the consumer awaits in every call that reads records.
-There is one exception: as soon as a response revokes a partition, no more of its records are returned
-(``hidden``).
+Heartbeats in the background only record the coordinator's responses. The effects of a new assignment
+(commits, calls of the listener, start positions) happen in ``run_pending``, which the consumer awaits in
+calls that read records. There is one exception: as soon as a response revokes a partition, no more of its
+records are returned (``hidden``).
 """
 
 # Long because a session is one state: membership, assignment, commits and the poll interval.
@@ -68,9 +68,10 @@ class ReadingProgress(Protocol):
 
 
 class GroupSession:
-    """One consumer's membership in its group. ``wake`` is called when ``run_pending`` has work to do.
+    """One consumer's membership in its group.
 
-    Invariant: a partition is in ``progress.partitions`` only while the membership owns it.
+    ``wake`` is called when calls that wait for records must call ``run_pending``. Invariant: while the
+    consumer is subscribed, it returns only records of partitions that the membership owns.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class GroupSession:
 
     @property
     def metadata(self) -> GroupMetadata:
-        """This member's identity in commits, or that of no member if the user assigned the partitions."""
+        """This member's identity in commits, or only the group id if the user assigned the partitions."""
         if self.is_subscribed:
             return self.membership.metadata
         return GroupMetadata(self.membership.settings.group_id)
@@ -158,7 +159,7 @@ class GroupSession:
         self._heartbeats.poke()
 
     def check_unsubscribed(self) -> None:
-        """Raise ClientError if this consumer has subscribed, because a coordinator assigns its partitions."""
+        """Raise ClientError if this consumer has subscribed: then the coordinator assigns its partitions."""
         if self.is_subscribed:
             raise ClientError(
                 "a member of a group is assigned its partitions by the coordinator",
@@ -187,7 +188,7 @@ class GroupSession:
             await self._heartbeats.joined()
 
     def touch(self) -> None:
-        """Record the time at which the user last read records (for max.poll.interval.ms)."""
+        """Record that the user reads records now (for max.poll.interval.ms)."""
         self._asked_ms = self._cluster.now_ms()
 
     def begin_processing(self, address: RecordAddress) -> None:
@@ -227,7 +228,7 @@ class GroupSession:
             raise failed
 
     async def unsubscribe(self, *, commits: Offsets) -> None:
-        """Commit ``commits``, revoke all partitions and leave the group for good.
+        """Commit ``commits`` if enable.auto.commit is set, call the listener, and leave the group for good.
 
         The consumer may subscribe again. Raises exceptions of the listener, after leaving the group.
         """
@@ -340,10 +341,10 @@ class GroupSession:
             raise problem
 
     async def _wait_queued_commits(self) -> None:
-        """Wait until the commits of ``commit_later`` are written.
+        """Wait up to AUTO_COMMIT_MS until the commits of ``commit_later`` are written.
 
         If they were written after the next owner's commits, they would move offsets back. A commit that takes
-        too long is dropped when its partition is revoked.
+        longer is dropped when its partition is revoked.
         """
         try:
             async with asyncio.timeout(AUTO_COMMIT_MS / 1000):
@@ -360,7 +361,10 @@ class GroupSession:
         self._heartbeats.poke()
 
     async def _add_partitions(self, partitions: dict[TopicPartition, str], deadline_ms: int) -> bool:
-        """Add partitions at their committed offsets. Return False after ``deadline_ms``."""
+        """Add partitions at their committed offsets, and call the listener.
+
+        Returns False if ``deadline_ms`` passes first. Raises errors of the coordinator and of the listener.
+        """
         try:
             committed = await self._committed(partitions, deadline_ms)
         except EXPELLED:
@@ -392,8 +396,8 @@ class GroupSession:
     async def _committed(self, partitions: dict[TopicPartition, str], deadline_ms: int) -> _Committed | None:
         """Return the committed offsets of ``partitions``, or None if ``deadline_ms`` passes first.
 
-        After the deadline, fetching continues for the next call. Also returns None if partitions were revoked
-        meanwhile.
+        After the deadline, fetching continues for the next call. Also returns None if one of the partitions
+        was revoked meanwhile; then ``_reading_offsets`` is None.
         """
         if self._reading_offsets is None or self._reading_offsets[0] != partitions:
             task = self._cluster.spawn(self._find_committed(list(partitions)))
@@ -413,15 +417,19 @@ class GroupSession:
         return reading[1].result()
 
     def _cancel_reading(self, adding: dict[TopicPartition, str]) -> None:
-        """Discard the fetch of committed offsets if one of its partitions is not in ``adding`` any more.
+        """Discard the running fetch of committed offsets unless all of its partitions are in ``adding``.
 
-        The fetched offset of that partition would be outdated when it is assigned again.
+        The fetched offset of a partition outside ``adding`` would be outdated when that partition is assigned
+        again.
         """
         if self._reading_offsets is not None and not self._reading_offsets[0].items() <= adding.items():
             self._reading_offsets = None
 
     async def _find_committed(self, partitions: list[TopicPartition]) -> _Committed:
-        """Fetch committed offsets, and the metadata of the topics for partitions without an offset."""
+        """Fetch the committed offsets and the metadata of ``partitions``.
+
+        The metadata is for partitions without an offset, and may be missing.
+        """
         try:
             found = await self.commits.fetch(partitions)
             deadline_ms = self._cluster.now_ms() + MISSING_TOPIC_GRACE_MS
@@ -475,7 +483,11 @@ class GroupSession:
     # --- commits -------------------------------------------------------------------------------
 
     async def commit(self, offsets: Offsets) -> None:
-        """Commit ``offsets`` and wait for the result. Raises CommitFailedError for a partition not owned."""
+        """Commit ``offsets`` and wait for the result.
+
+        Raises CommitFailedError for a partition that is not owned, and the errors of
+        ``OffsetCommits.commit``.
+        """
         self._check_ours(offsets)
         await self.commits.commit(offsets)
 
@@ -485,9 +497,10 @@ class GroupSession:
         self.commits.commit_later(offsets)
 
     def check_not_lost(self) -> None:
-        """Raise CommitFailedError if this member was expelled and the user has not been notified yet.
+        """Raise CommitFailedError if this member lost partitions and the listener was not called yet.
 
-        Records read before the expulsion must not be committed by the new membership (KIP-447).
+        Also raises it while the consumer is not a member because it read no records for max.poll.interval.ms.
+        Records read before that must not be committed by the new membership (KIP-447).
         """
         if self._lost_because is not None and (self._lost or self._heartbeats.is_away):
             raise self._lost_error(self._lost_because)
@@ -516,7 +529,7 @@ class GroupSession:
         return error
 
     async def _auto_commit(self, offsets: Offsets) -> None:
-        """Commit changed offsets. A failure is only logged, because the records will be returned again."""
+        """Commit changed offsets. A failure is only logged: then records may be returned again."""
         changed = self._changed(offsets)
         if not changed:
             return
@@ -535,7 +548,10 @@ class GroupSession:
         }
 
     def _arm_auto_commit(self) -> None:
-        """Schedule a commit after auto.commit.interval.ms, unless the consumer commits at most once."""
+        """Schedule an auto-commit after auto.commit.interval.ms, unless it is disabled or scheduled already.
+
+        An at-most-once consumer commits before it returns records instead.
+        """
         if self._config.is_at_most_once or self._is_closing:
             return
         if self._config.enable_auto_commit and self._commit_timer is None:
@@ -562,7 +578,10 @@ class GroupSession:
     # --- heartbeat events ----------------------------------------------------------------------
 
     def _on_assignment(self) -> None:
-        """Handle a new assignment: stop returning records of the partitions to be revoked."""
+        """Handle a response: stop returning records of partitions to be revoked.
+
+        Return records again of partitions that were assigned again before they were revoked.
+        """
         membership = self.membership
         revoking = membership.revoking()
         for tp in [tp for tp in self.hidden if tp in membership.owned and tp not in revoking]:
@@ -590,7 +609,7 @@ class GroupSession:
             self._notify_pending()
 
     def _on_failed(self, error: KafkaliteError) -> None:
-        """Handle an error that ends the membership for good: the user's next call raises ``error``."""
+        """Handle an error that ends the membership for good: the user's next call for records raises it."""
         if self.membership.is_member:
             self._on_expelled(error)
         self._notify_pending()

@@ -5,15 +5,18 @@ Pure: the time and random numbers are arguments, completed batches are return va
     open --close--> closed --drain--> in flight --on_acknowledged--> done (offsets known)
                                         |  ^
                                         |  '-- on_failed, retriable: resend the same bytes after a pause
-                                        '----- on_failed, final, or expire: done (error known)
+                                        '----- on_failed, final: done (error known)
+
+A batch in any state is done when it expires or is aborted. A batch that is certainly not written may return
+from in flight to closed (see ``partition_queue``).
 
 Order. ``partition_queue`` decides which batches of a partition are sent, and in which order: one batch at a
 time, or up to five in flight whose sequence numbers the leader checks. So a retry never reorders records
-(B7), with any number of requests in flight. Closed batches that must wait are *coalesced* into one record
+(B7), with any number of requests in flight. Several closed batches that wait are *coalesced* into one record
 batch.
 
-Memory. A batch reserves ``batch.size`` of ``buffer.memory`` when it is opened. It releases the unused part
-when it is closed, and the rest when it is done.
+Memory. A batch reserves ``batch.size`` of ``buffer.memory`` when it is opened, or more for a first record
+that is larger. It releases the unused part when it is closed, and the rest when it is done.
 """
 
 from __future__ import annotations
@@ -59,9 +62,9 @@ class Drained:
 class Accumulator:
     """Owns all batches of a producer that are neither acknowledged nor failed.
 
-    Invariants: ``free_bytes``, ``parked_bytes`` and the reservations of the incomplete batches add up to
-    buffer.memory (``free_bytes`` may be negative after one record that is larger than the free memory). Every
-    batch in ``incomplete`` is open, closed or in flight, and not done.
+    Invariants: ``free_bytes`` (which may be negative), ``parked_bytes`` and the reservations of the
+    incomplete batches add up to buffer.memory. Every batch in ``incomplete`` is open, closed or in flight,
+    and not done.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
@@ -105,7 +108,7 @@ class Accumulator:
     def open_batch(
         self, queue: PartitionQueue, first_size_bytes: int, now_ms: int, *, forced: bool = False
     ) -> PendingBatch | None:
-        """Return a new open batch with room for a first record, or None if buffer.memory is full.
+        """Return a new open batch with room for a first record, or None if buffer.memory has no room for it.
 
         If ``forced``, the limit is ignored. This is for records that were accepted before the topic's
         metadata arrived.
@@ -157,8 +160,9 @@ class Accumulator:
     ) -> InFlightBatch | None:
         """Return a batch of one record, encoded and marked as sent.
 
-        Return None if the partition has other batches or buffer.memory is full. Replaces ``open_batch``,
-        ``close_batch`` and ``take`` for a record that is sent without lingering.
+        Return None if the partition has other batches or lacks a producer id that it needs, or if the batch
+        exceeds the free part of buffer.memory or max.request.size. Replaces ``open_batch``, ``close_batch``
+        and ``take`` for a record that is sent without lingering.
         """
         size_bytes = len(value) + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
         if key is not None:
@@ -193,11 +197,11 @@ class Accumulator:
         return flight
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether buffer.memory has room for ``size_bytes`` more. Always True if it is empty."""
+        """Whether buffer.memory has room for ``size_bytes`` more. Always True if buffer.memory is empty."""
         return size_bytes <= self.free_bytes or not (self.incomplete or self.parked_bytes)
 
     def add_batch(self, queue: PartitionQueue, batch: PendingBatch, now_ms: int) -> None:
-        """Append a prebuilt batch (from send_many or send_batch) to the batches of its partition."""
+        """Close the open batch of the partition, and append a prebuilt batch to its closed batches."""
         assert batch.prebuilt is not None and batch.closed, "the caller builds and closes it"
         self.close_batch(queue, now_ms)
         self._accept(batch, batch.size_bytes, now_ms)
@@ -211,7 +215,7 @@ class Accumulator:
     # --- time ----------------------------------------------------------------------------------
 
     def on_tick(self, now_ms: int) -> list[PendingBatch]:
-        """Mark the queues whose linger or retry pause is over as ready. Return the expired batches."""
+        """Fail and return expired batches. Mark as ready the queues whose linger or retry pause is over."""
         self._forget_closed_lingerers()
         while self._lingering and self._lingering[0][0].linger_until_ms <= now_ms:
             _, queue = self._lingering.popleft()
@@ -245,7 +249,8 @@ class Accumulator:
 
     @property
     def deadlines_only_recede(self) -> bool:
-        """Whether ``next_deadline_ms`` can only grow, because no batch lingers or waits for a retry."""
+        """Whether no batch lingers or waits for a retry. Then ``next_deadline_ms`` is the end of a delivery
+        timeout, or None."""
         return not self._lingering and not self._retrying
 
     def _forget_closed_lingerers(self) -> None:
@@ -311,7 +316,11 @@ class Accumulator:
         return ended
 
     def _drop(self, batch: PendingBatch, error: Exception, now_ms: int) -> None:
-        """Fail ``batch`` in any state. A batch in flight keeps its position until its response arrives."""
+        """Fail ``batch``, which may be open, closed or in flight.
+
+        If it is part of an in-flight batch that awaits no response and has no other pending records, the
+        in-flight batch is abandoned.
+        """
         queue = self._queues[TopicPartition(batch.topic, batch.partition)]
         if queue.open is batch:
             self.close_batch(queue, now_ms)
@@ -328,11 +337,12 @@ class Accumulator:
     def drain(
         self, now_ms: int, leader_of: Callable[[TopicPartition], int], room: Callable[[int], int]
     ) -> Drained:
-        """Take the batches that can be sent now, grouped into requests of at most max.request.size.
+        """Take the batches that can be sent now, grouped into requests.
 
+        The batches of a request have at most max.request.size together, unless there is only one.
         ``leader_of`` returns the leader's node id, or a negative number if no leader is known. ``room``
-        returns how many more requests a node accepts. The returned batches are in flight until
-        ``on_acknowledged`` or ``on_failed``.
+        returns how many more requests a node accepts. The caller reports the result of each returned batch
+        with ``on_acknowledged`` or ``on_failed``.
         """
         drained = Drained()
         filling: dict[int, _Filling] = {}
@@ -382,7 +392,7 @@ class Accumulator:
     def take(self, queue: PartitionQueue, now_ms: int, node_id: int) -> InFlightBatch | None:
         """Take the next batch of one queue as ``drain`` does, or return None if no batch can be sent now.
 
-        ``node_id`` is the leader, which must accept a further request.
+        ``node_id`` is the leader. The caller ensures that it accepts a further request.
         """
         if not self._may_go_to(queue, node_id):
             return None
@@ -395,7 +405,8 @@ class Accumulator:
         return flight
 
     def _may_go_to(self, queue: PartitionQueue, node_id: int) -> bool:
-        """Whether sending to this node keeps the order, and ``queue`` has the producer id that it needs."""
+        """Whether sending to this node keeps the order, and ``queue`` has the producer id that it needs. If
+        possible, a missing producer id is assigned."""
         if queue.node_id != node_id and queue.awaits_response:
             return False  # responses of the former leader are outstanding
         return not self._is_idempotent or self._has_identity(queue)
@@ -419,7 +430,7 @@ class Accumulator:
         return True
 
     def on_producer_id(self, producer_id: int) -> None:
-        """Assign a newly allocated producer id to the partitions that need one."""
+        """Use this newly allocated producer id for the partitions that need one."""
         self.producer_id = producer_id
         self.needs_producer_id = False
 
@@ -468,7 +479,10 @@ class Accumulator:
     def on_acknowledged(
         self, flight: InFlightBatch, base_offset: int, log_append_time_ms: int, now_ms: int
     ) -> list[PendingBatch]:
-        """Complete and return the batches of ``flight``. ``base_offset`` is NO_OFFSET with acks=0."""
+        """Complete the pending batches of ``flight`` that are not done yet, and return them.
+
+        ``base_offset`` is NO_OFFSET with acks=0.
+        """
         if not flight.awaits_response:
             return []  # its transaction has ended
         offset = base_offset
@@ -488,7 +502,8 @@ class Accumulator:
     def on_failed(
         self, flight: InFlightBatch, error: Exception, now_ms: int, chance: float, *, was_sent: bool = True
     ) -> list[PendingBatch]:
-        """Retry, split or fail a batch after an error or a missing response. Return the failed batches.
+        """Retry, split or fail ``flight`` after an error or a missing response. Return the pending batches
+        that failed.
 
         ``chance`` in [0, 1) sets the jitter of the retry pause. ``was_sent`` is False if the batch was not
         written to a connection.
@@ -512,7 +527,7 @@ class Accumulator:
         return failed
 
     def nodes_of_old_leaders(self, leader_of: Callable[[TopicPartition], int]) -> list[int]:
-        """Return the nodes with batches in flight for partitions that another node now leads."""
+        """Return the nodes that have not responded to batches for partitions that another node now leads."""
         nodes: dict[int, None] = {}
         for queue in self._queues.values():
             if queue.awaits_response and leader_of(queue.tp) not in {queue.node_id, -1}:
@@ -520,7 +535,7 @@ class Accumulator:
         return list(nodes)
 
     def retry_now(self) -> None:
-        """End every retry pause, because the metadata has just changed."""
+        """End every retry pause. Called when the metadata has changed."""
         for queue in list(self._retrying):
             self._release(queue)
 
@@ -539,9 +554,11 @@ class Accumulator:
         self._maybe_ready(queue, now_ms)
 
     def _pause(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
-        """Pause ``queue`` for the longest backoff of its failed batches, or not at all if none has failed.
+        """Pause ``queue`` for the longest backoff of its failed batches.
 
-        ``chance`` in [0, 1) sets the jitter.
+        If no batch has failed, pause for the backoff of the batches that were refused because the previous
+        transaction had not ended. If there are none of these either, do not pause. ``chance`` in [0, 1) sets
+        the jitter.
         """
         failures = max(flight.failures for flight in queue.in_flight)
         collisions = max(flight.collisions for flight in queue.in_flight)

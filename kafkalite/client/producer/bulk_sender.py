@@ -1,7 +1,6 @@
 """Sends many records at once: columns of records, or prebuilt batches.
 
-No object is created per record. Every call waits for room in buffer.memory. The records of each partition
-keep their order.
+Every call waits for room in buffer.memory. Within a call, the records of each partition keep their order.
 """
 
 from __future__ import annotations
@@ -26,7 +25,11 @@ AnyBatch = RecordBatchBuilder | RecordBatch | Encoded
 
 
 class BulkSender:
-    """Sends columns and batches. Calls ``check_may_send`` (see ``Producer``) before and after each wait."""
+    """Sends columns and batches.
+
+    After each wait for metadata or for room in the buffer, calls ``Producer.check_may_send`` with the
+    transaction number that it returned before the wait.
+    """
 
     def __init__(self, sender: Sender, placement: Placement, check_may_send: Callable[[int], int]) -> None:
         self._sender = sender
@@ -39,7 +42,7 @@ class BulkSender:
     ) -> list[BatchMetadata]:
         """Send columns of records as ``Producer.send_many`` does.
 
-        ``number`` is the result of ``Producer.check_may_send``: the number of the open transaction.
+        ``number`` is the result of the caller's call of ``Producer.check_may_send``.
         """
         plan: list[tuple[int | None, RecordColumns]] = [(partition, columns)]
         batches: list[PendingBatch] = []
@@ -81,7 +84,7 @@ class BulkSender:
         return [BatchDelivery(batch).result() for batch in batches]
 
     async def queue(self, topic: str, partition: int, batch: AnyBatch) -> PendingBatch:
-        """Queue one prebuilt batch as ``Producer.queue_batch`` does, and return it."""
+        """Queue one prebuilt batch as ``Producer.queue_batch`` does, and return its PendingBatch."""
         number = self._check_may_send(0)
         encoded: Encoded
         is_own = isinstance(batch, RecordBatchBuilder)
@@ -113,7 +116,8 @@ class BulkSender:
     def _plan(
         self, topic: TopicQueues, columns: RecordColumns, partition: int | None
     ) -> list[tuple[int | None, RecordColumns]]:
-        """Return (partition, records) of each batch. A partition of None is chosen when the batch is sent."""
+        """Return (partition, records) of each batch. If the partition is None, it is chosen when the batch is
+        sent."""
         by_partition: list[tuple[int | None, RecordColumns]] = []
         if partition is not None:
             by_partition.append((self._placement.choose(topic, None, None, partition), columns))

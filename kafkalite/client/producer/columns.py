@@ -30,7 +30,8 @@ class RecordColumns:
         return len(self.values)
 
     def check(self) -> None:
-        """Raise RecordError if the columns differ in length, or if one of them is no sequence."""
+        """Raise RecordError if the columns differ in length, or if one has no length, is a str, bytes or a
+        mapping."""
         columns: dict[str, Any] = {"values": self.values}
         if self.keys is not None:
             columns["keys"] = self.keys
@@ -39,9 +40,13 @@ class RecordColumns:
         if self.headers is not None:
             columns["headers"] = self.headers
         for name, column in columns.items():
-            if not hasattr(column, "__len__") or isinstance(column, str | Mapping):
+            if not hasattr(column, "__len__") or isinstance(column, str | bytes | bytearray | Mapping):
                 kind = type(column).__name__
-                raise RecordError(f"the {name} are {kind}, but must be a sequence, such as a list of bytes")
+                one = "one " if isinstance(column, str | bytes | bytearray) else ""
+                raise RecordError(
+                    f"the {name} are {one}{kind}, but must be a sequence, such as a list of bytes",
+                    hint=f"put it into a list: [{column[:20]!r}]" if one else "",
+                )
             count = len(self.values)
             if len(column) != count:
                 raise RecordError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from kafkalite.client.cluster.signal import wake
+from kafkalite.client.cluster.signal import Waker
 from kafkalite.client.producer.pending_batch import WHOLE_BATCH, PendingBatch
 from kafkalite.model import NO_OFFSET, RecordMetadata
 
@@ -32,7 +32,7 @@ class BatchMetadata(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Return the last offset, inclusive; NO_OFFSET with ``acks=0``."""
+        """The last offset (inclusive); NO_OFFSET with ``acks=0``."""
         return NO_OFFSET if self.base_offset == NO_OFFSET else self.base_offset + self.record_count - 1
 
 
@@ -71,7 +71,7 @@ class PendingResult(Generic[R]):
     def __await__(self) -> Generator[Any, None, R]:
         if not self.batch.done:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.batch.listeners.append((self.index, partial(wake, waiter)))
+            self.batch.listeners.append((self.index, Waker(waiter)))
             yield from waiter
         return self.result()
 
@@ -80,7 +80,7 @@ class Delivery(PendingResult[RecordMetadata]):
     """The future of one record sent with ``send_nowait``.
 
     Await it, add a callback, or call ``Producer.flush``. Cancelling a task that awaits it does not cancel the
-    record, because other records share its batch.
+    record, because other records share its batch. ``flush`` and ``close`` report the record if it fails.
     """
 
     __slots__ = ("index",)
@@ -101,7 +101,8 @@ class Delivery(PendingResult[RecordMetadata]):
         return f"<Delivery to {where}, {state}>"
 
     def add_callback(self, callback: DeliveryCallback) -> None:
-        """Call ``callback(delivery)`` after success or failure. Then ``flush`` does not report a failure."""
+        """Call ``callback(delivery)`` after success or failure. ``flush`` and ``close`` then do not report a
+        failure of this record."""
         if self.batch.done:
             self._see()
             asyncio.get_running_loop().call_soon(callback, self)
@@ -113,7 +114,8 @@ class Delivery(PendingResult[RecordMetadata]):
 
 
 def record_metadata(batch: PendingBatch, index: int) -> RecordMetadata:
-    """Return the position of a record of a completed batch. The offset is NO_OFFSET if the batch failed."""
+    """Return the position of a record of a completed batch. The offset is NO_OFFSET if the batch failed, and
+    with acks=0."""
     offset = batch.base_offset if batch.base_offset == NO_OFFSET else batch.base_offset + index
     return RecordMetadata(batch.topic, batch.partition, offset, batch.timestamp_ms(index))
 
@@ -142,5 +144,5 @@ async def wait_done(batch: PendingBatch) -> None:
     """Wait until ``batch`` is acknowledged or has failed. Cancelling the wait does not affect the batch."""
     if not batch.done:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        batch.listeners.append((WHOLE_BATCH, partial(wake, waiter)))
+        batch.listeners.append((WHOLE_BATCH, Waker(waiter)))
         await waiter

@@ -1,4 +1,4 @@
-"""Applies a producer's interceptors and then its serializers to each record. Unused if it has neither."""
+"""Applies a producer's interceptors, and then its serializers, to each record."""
 
 # Tests: tests/client/test_interceptors.py, tests/client/test_serde.py
 
@@ -38,7 +38,10 @@ class Outgoing:
         self._on_acknowledgement = [interceptor.on_acknowledgement for interceptor in chain]
 
     def prepare(self, record: ProducerRecord) -> ProducerRecord:
-        """Return ``record`` with key and value as bytes. Raises SerializationError."""
+        """Return ``record`` after the interceptors and serializers. Raises SerializationError.
+
+        The interceptors are notified of this error.
+        """
         record = passed_through(self._on_send, record)
         for what, given, serialize in self._serializers:
             value = getattr(record, what)
@@ -52,7 +55,10 @@ class Outgoing:
         return record
 
     def prepare_columns(self, topic: str, columns: RecordColumns, partition: int | None) -> RecordColumns:
-        """Return ``columns`` with keys and values as bytes. Raises SerializationError."""
+        """Return ``columns`` after the interceptors and serializers. Raises SerializationError.
+
+        Changes of topic and partition by interceptors are ignored.
+        """
         count = len(columns)
         stamps = columns.timestamps_ms
         stamps = [stamps] * count if isinstance(stamps, int) else stamps
@@ -86,7 +92,8 @@ class Outgoing:
 
     @property
     def on_done(self) -> Callable[[PendingBatch], None] | None:
-        """The function to call with each completed batch; None without interceptors."""
+        """The function to call with each batch that is acknowledged or has failed; None without
+        interceptors."""
         return self._report if self._on_acknowledgement else None
 
     def _report(self, batch: PendingBatch) -> None:
@@ -94,7 +101,7 @@ class Outgoing:
             notify(self._on_acknowledgement, record_metadata(batch, index), batch.error)
 
     def on_refused(self, record: ProducerRecord, error: Exception) -> None:
-        """Report the failure of a record that was never in a batch to the interceptors."""
+        """Report to the interceptors that a record has failed before it was added to a batch."""
         partition = -1 if record.partition is None else record.partition
         metadata = RecordMetadata(record.topic, partition, NO_OFFSET, record.timestamp_ms or NO_TIMESTAMP)
         notify(self._on_acknowledgement, metadata, error)

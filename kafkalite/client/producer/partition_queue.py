@@ -5,20 +5,20 @@ partition's in-flight batches and, from an idempotent producer, a *sequence numb
 every retry sends the same bytes and the leader recognises duplicates (KIP-98, KIP-360, R28). A queue has
 one of these states::
 
-    normal      all in-flight batches await responses, in order; more may be sent up to the limit
-    held        a batch failed: nothing is sent until all responses have arrived, then all are resent
+    normal      batches are sent in order, up to the limit: first those to be resent, then new ones
+    held        a batch failed: nothing is sent until all responses have arrived and the retry pause is over
 
-A batch that expired or failed for good is *abandoned*. It keeps its position, because the leader refuses
-batches after a gap in the sequence. If a later batch is acknowledged, there is no gap. Otherwise the
-partition continues in the next producer epoch.
+A batch that has a sequence number and expired or failed for good is *abandoned*. It keeps its position,
+because the leader refuses batches after a gap in the sequence. If a later batch is acknowledged, there is no
+gap. Otherwise the partition continues in the next producer epoch.
 
-A batch is *maybe written* after an attempt whose result is unknown. From then on it is only resent, byte for
-byte. A batch that is certainly not written may be packed again under the next epoch. Later batches of the
-same epoch cannot be written either.
+A batch is *maybe written* after an attempt whose result is unknown. From then on it is never packed again,
+only resent byte for byte. A batch that is certainly not written may be packed again under the next epoch. In
+this case, later batches of the same epoch cannot be written either.
 
 In a transaction, all partitions use the identity of the transaction: one epoch, and sequences from 0 in each
 partition (R31). There is no next epoch, so a batch that is packed again reuses its unused sequence numbers.
-No batch is sent after an abandoned batch, because such a transaction can only be aborted.
+After an abandoned batch, no new batch is sent, because such a transaction can only be aborted.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Fate(enum.Enum):
 class InFlightBatch:
     """A record batch that was sent or is sent next. It holds one pending batch or several coalesced ones.
 
-    Invariant: once ``producer`` has a sequence, ``encoded`` never changes.
+    Invariant: ``producer`` does not change after the batch was first sent, so every attempt sends the same
+    bytes.
     """
 
     queue: PartitionQueue
@@ -138,7 +139,7 @@ class InFlightBatch:
 def _stamped(batch: PendingBatch, producer: tuple[int, int, int], transactional: bool) -> Encoded:
     """Return the prebuilt bytes with this producer id, epoch and sequence.
 
-    Bytes that the user owns are copied first.
+    If bytes that the user owns must be changed, they are copied first.
     """
     prebuilt = batch.prebuilt
     assert prebuilt is not None, "the batch is prebuilt"
@@ -198,7 +199,7 @@ class PartitionQueue:
     Invariants: each record is in only one of these three. With an idempotent producer, the sequences of
     in-flight batches, including abandoned ones, are consecutive up to ``next_sequence``, except for gaps
     where batches were acknowledged. Unless ``is_held``, batches that await a response precede those that must
-    be resent, and no batch is added while an abandoned one is in flight.
+    be resent, and no batch is sent for the first time while an abandoned batch is in flight.
     """
 
     tp: TopicPartition
@@ -252,7 +253,8 @@ class PartitionQueue:
         )
 
     def may_send(self, now_ms: int) -> bool:
-        """Whether order and pauses permit sending a batch now. Does not consider leader and producer id."""
+        """Whether there is a batch that order, linger and pauses permit to be sent now. The caller must also
+        check the leader and the producer id."""
         if self.in_flight:
             if self.is_held:
                 return False
@@ -332,7 +334,7 @@ class PartitionQueue:
     # --- responses -----------------------------------------------------------------------------
 
     def acknowledge(self, flight: InFlightBatch) -> None:
-        """Remove an acknowledged batch, and the abandoned batches before it: they have left no gap."""
+        """Remove an acknowledged batch, and the abandoned batches before it, which have left no gap."""
         flight.awaits_response = False
         in_flight = self.in_flight
         if in_flight[0] is flight:
@@ -394,7 +396,7 @@ class PartitionQueue:
         return Fate.REPACK if isinstance(error, UnknownProducerIdError) else Fate.FAIL
 
     def abandon(self, flight: InFlightBatch) -> None:
-        """Mark a batch whose records have all failed as abandoned, or remove it if it has no sequence."""
+        """Mark ``flight``, whose records have all failed, as abandoned. Remove it if it has no sequence."""
         assert not flight.awaits_response and flight.all_done, "its response may still arrive"
         self.is_held = True
         if flight.is_sequenced:
@@ -407,9 +409,9 @@ class PartitionQueue:
     def resolve(self) -> bool:
         """After all responses have arrived, decide whether to resend batches or to pack them again.
 
-        If the sequence has a gap and no batch after it can have been written, the next epoch starts; in a
-        transaction, numbering restarts at the first unused sequence. Returns True if in-flight batches must
-        be resent; the queue then stays held.
+        If the sequence has a gap and no later batch can have been written, the next epoch starts. In a
+        transaction, the epoch stays, and numbering restarts at the first unused sequence. Returns True if
+        in-flight batches must be resent. Then the queue stays held.
         """
         assert self.must_resolve, "responses are outstanding"
         self.is_held = True

@@ -1,4 +1,4 @@
-"""Holds records of one partition that are acknowledged or fail together, from ``send`` on. Pure."""
+"""Holds records of one partition that are acknowledged or fail together. Pure."""
 
 # Tests: tests/client/test_accumulator.py
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from kafkalite.client.cluster.signal import Waker
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, RecordHeaders
 
 # Upper bound of a record's overhead: 8 bytes timestamp, 4 + 4 column offsets, 2 validity bits, 1 byte for
@@ -26,7 +27,8 @@ class PendingBatch:
     """Records of one partition that are acknowledged or fail together.
 
     While the batch is open, ``values``, ``timestamps`` and, if not None, ``keys`` and ``headers`` have one
-    entry per record. Invariant: ``size_bytes`` is at least the size of the records on the wire.
+    entry per record. Invariant: ``size_bytes`` is at least the size of the uncompressed record batch, or of
+    ``prebuilt``.
     """
 
     topic: str
@@ -92,9 +94,11 @@ class PendingBatch:
         return count == 0 or (self.size_bytes + size_bytes <= self.limit_bytes and count < self.limit_records)
 
     def timestamp_ms(self, index: int) -> int:
-        """Return the record's timestamp in the log: the append time if the topic uses that, or else its own.
+        """Return the log append time if the broker has responded with one, or else the record's own
+        timestamp.
 
-        For any record of a ``send_batch``, this is the timestamp of the first.
+        For every record of a batch that was passed to ``send_batch`` or ``queue_batch``, the own timestamp is
+        the base timestamp of the batch.
         """
         if self.log_append_time_ms != NO_TIMESTAMP:
             return self.log_append_time_ms
@@ -110,24 +114,32 @@ class PendingBatch:
         self.record_count = len(self.values)
 
     def complete(self, base_offset: int, log_append_time_ms: int, error: Exception | None) -> None:
-        """Record the result and drop the records, so that deliveries do not keep their memory."""
+        """Record the result. Drop keys, values and headers, so that deliveries do not keep their memory."""
         assert not self.done, "a batch completes once"
         self.base_offset = base_offset
         self.log_append_time_ms = log_append_time_ms
         self.error = error
         self.done = True  # set last, because another thread may read it
         if error is not None:
-            self.observed.update(index for index, _ in self.listeners if index != WHOLE_BATCH)
+            self.observed.update(
+                index for index, listener in self.listeners if index != WHOLE_BATCH and _is_live(listener)
+            )
         self.values = []
         self.keys = self.headers = self.prebuilt = None
 
     def unobserved_count(self) -> int:
-        """Return the number of records of a failed batch whose error no caller has seen."""
+        """Return the number of records of a failed batch whose error was neither seen nor passed to a
+        listener."""
         return self.record_count - len(self.observed)
 
     def observe(self, index: int = WHOLE_BATCH) -> None:
-        """Mark the error as seen for one record, or for all records."""
+        """Mark the error as seen for the record at ``index``, or for all records."""
         self.observed.update(range(self.record_count) if index == WHOLE_BATCH else (index,))
+
+
+def _is_live(listener: Callable[[], object]) -> bool:
+    """Whether the listener will see the error: it is not the wait of a task that was cancelled."""
+    return not (isinstance(listener, Waker) and listener.waiter.cancelled())
 
 
 def record_size(value: bytes | None, key: bytes | None, headers: RecordHeaders = ()) -> int:

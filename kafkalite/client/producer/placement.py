@@ -1,7 +1,7 @@
 """Chooses the partition and batch of each record. Records wait here until their topic's metadata is known.
 
-The producer's fast path reads ``keyless`` (topic to batch) and ``keyed`` (topic and key to queue). An entry
-stays valid while the open batch has room.
+The producer's fast path reads ``keyless`` (topic to batch) and ``keyed`` (topic and key to queue). It uses an
+entry only if the open batch has room.
 """
 
 # Tests: tests/client/test_producer.py
@@ -26,7 +26,7 @@ MAX_REMEMBERED_KEYS: Final = 100_000  # per topic; above this, all are forgotten
 
 
 class OutgoingRecord(NamedTuple):
-    """A validated record. ``size_bytes`` is the estimate of ``pending_batch.record_size``."""
+    """A validated record. ``size_bytes`` is the result of ``pending_batch.record_size``."""
 
     value: bytes | None
     key: bytes | None
@@ -79,7 +79,10 @@ class Placement:
         self._parked: dict[str, _Parked] = {}
 
     def put(self, topic: str, record: OutgoingRecord) -> Delivery:
-        """Add ``record`` to its batch, or park it. Raises BufferFullError, UnknownTopicOrPartitionError."""
+        """Add ``record`` to its batch, or park it.
+
+        Raises BufferFullError, UnknownTopicOrPartitionError, and the errors of the partitioner.
+        """
         known = self.topics.get(topic) or self._know(topic)
         if known is None:
             return self._park(topic, record)
@@ -88,7 +91,8 @@ class Placement:
     def send_alone(
         self, name: str, value: bytes, key: bytes | None, timestamp_ms: int
     ) -> PendingBatch | None:
-        """Send one record at once in its own batch. If that is not possible, do nothing and return None.
+        """Send one record at once in its own batch, and return the batch. Return None if that is not
+        possible.
 
         With linger.ms=0, this avoids opening and closing a batch for a record that the caller awaits.
         """
@@ -141,9 +145,10 @@ class Placement:
     def choose(
         self, topic: TopicQueues, key: bytes | None, value: bytes | None, partition: int | None
     ) -> int:
-        """Return ``partition``, or the partitioner's choice if it is None.
+        """Return ``partition``. If it is None, return the partitioner's choice.
 
-        Raises UnknownTopicOrPartitionError if the partition does not exist.
+        Raises UnknownTopicOrPartitionError if the partition does not exist, and the errors of the
+        partitioner.
         """
         count = len(topic.queues)
         if partition is None:
@@ -160,16 +165,25 @@ class Placement:
     def choose_all(
         self, topic: TopicQueues, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None]
     ) -> list[int]:
-        """Return the partition of each record. Each key is hashed once. Raises the errors of ``choose``."""
+        """Return the partition of each record. Raises the errors of ``choose``.
+
+        If the partitioner hashes keys, it is called once for each distinct item of ``keys``.
+        """
         if keys is None:
             return [self.choose(topic, None, value, None) for value in values]
         if not self._hashes_keys:
             return [self.choose(topic, key, value, None) for key, value in zip(keys, values, strict=True)]
-        partition_of = {key: self.choose(topic, key, None, None) for key in set(keys)}
+        try:
+            distinct = set(keys)
+        except TypeError:  # a bytearray or a memoryview
+            keys = [None if key is None else bytes(key) for key in keys]
+            distinct = set(keys)
+        partition_of = {key: self.choose(topic, key, None, None) for key in distinct}
         return [partition_of[key] for key in keys]
 
     def next_partition(self, topic: TopicQueues, record_count: int) -> int:
-        """Return a partition for a batch of keyless records. The next batch goes to another partition."""
+        """Return a partition for a batch of ``record_count`` keyless records, and report to the partitioner
+        that the batch is closed."""
         partition = self.choose(topic, None, None, None)
         self._last_keyless.pop(topic.name, None)
         self._partitioner.on_batch_closed(topic.name, partition, record_count)
@@ -189,7 +203,7 @@ class Placement:
         queues[key] = queue
 
     async def topic(self, name: str) -> TopicQueues:
-        """Return the queues of a topic, after waiting for its metadata for at most max.block.ms.
+        """Return the queues of a topic. Waits for its metadata for at most max.block.ms.
 
         Raises the topic's error: at once if the topic cannot be used, after max.block.ms if it is unknown.
         """
@@ -200,7 +214,10 @@ class Placement:
         return topic
 
     def _know(self, name: str) -> TopicQueues | None:
-        """Return the queues of a topic, one per partition, or None if its metadata is unknown."""
+        """Return the queues of a topic, one per partition, or None if its metadata is unknown.
+
+        Adds the queues of new partitions, and places the parked records.
+        """
         self._cluster.track(name)
         count = self._cluster.metadata.partition_count(name)
         if count is None:
@@ -213,12 +230,27 @@ class Placement:
             self._unpark(name, topic)
         return topic
 
+    def _shrink(self, topic: TopicQueues, count: int) -> None:
+        """Add no more records to partitions from ``count`` on: the topic was deleted, and created again with
+        fewer partitions.
+
+        The batches of these partitions wait for the partitions until delivery.timeout.ms.
+        """
+        del topic.queues[count:]
+        self.keyed.pop(topic.name, None)
+        batch = self._last_keyless.get(topic.name)
+        if batch is not None and batch.partition >= count:
+            del self._last_keyless[topic.name]
+
     def on_cluster_change(self) -> None:
-        """Handle new metadata: added partitions, new topics, topics that cannot be used."""
+        """Handle new metadata: added and missing partitions, new topics, topics that cannot be used."""
         metadata = self._cluster.metadata
         for name, topic in self.topics.items():
-            if (metadata.partition_count(name) or 0) > len(topic.queues):
+            count = metadata.partition_count(name) or 0
+            if count > len(topic.queues):
                 self._know(name)
+            elif 0 < count < len(topic.queues):
+                self._shrink(topic, count)
         for name in list(self._parked):
             if name not in self._parked:
                 continue  # it failed together with its transaction

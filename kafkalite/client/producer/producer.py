@@ -59,6 +59,7 @@ from kafkalite.log_fields import Fields
 from kafkalite.model import GroupMetadata, ProducerRecord, RecordHeaders, RecordMetadata, TopicPartition
 from kafkalite.records.builder import own_bytes
 from kafkalite.records.columns import checked_headers
+from kafkalite.records.compression import check_installed
 from kafkalite.records.partitioners import PartitionFunction, make_partitioner
 from kafkalite.rng import Rng, system_rng
 from kafkalite.serde import AnySerializer, K, V
@@ -85,24 +86,26 @@ class Producer(Generic[K, V]):
             metadata = await producer.send("orders", b"...", key=b"42")     # acknowledged
             delivery = producer.send_nowait("orders", b"...")               # batched; await it or flush()
 
-    Settings are those of ``config.PRODUCER_OPTIONS``, given as keyword arguments or, by dotted name, in
-    ``config``, which may also be "environment": the variables ``KAFKALITE_CLIENT_LINGER_MS`` and so on.
-    Keyword arguments take precedence.
+    The settings are those of ``config.PRODUCER_OPTIONS``. They are given as keyword arguments, or in
+    ``config`` as a mapping from dotted names such as "linger.ms". If ``config`` is "environment", they are
+    read from variables such as ``KAFKALITE_CLIENT_LINGER_MS``. Keyword arguments take precedence.
 
     ``key_serializer`` and ``value_serializer`` are functions that return bytes, or objects such as those of
     ``kafkalite.serde``; without them, keys and values are bytes. ``interceptors`` are passed every record
-    before it is serialized, and later its result. ``send`` also takes a ``ProducerRecord`` instead of a topic
-    and a value.
+    before it is serialized, and later its result. Of prebuilt batches (``send_batch``, ``queue_batch``), they
+    are passed only the results. ``send`` also takes a ``ProducerRecord`` instead of a topic and a value.
 
-    No failure is silent: ``flush`` and ``close`` raise DeliveryFailedError for failed records that were not
-    awaited and had no callback. Leaving ``async with`` normally flushes and closes. After an exception,
-    accepted records may be delivered for CLOSE_AFTER_ERROR_MS, and a note on the exception gives the number
-    of undelivered records. A producer that is never closed is closed at the end of ``asyncio.run``, with a
-    ResourceWarning.
+    ``flush`` and ``close`` raise DeliveryFailedError for records that failed, except those that were awaited
+    or had a callback, and those whose transaction was aborted. Leaving ``async with`` normally delivers all
+    records and closes. After an exception, accepted records may be delivered for CLOSE_AFTER_ERROR_MS; if
+    some are not, a note on the exception gives their number. A producer that is never closed is closed at the
+    end of ``asyncio.run``, with a ResourceWarning.
 
     With a ``transactional_id``, records are sent only in transactions (see ``transaction``): consumers with
     ``read_committed`` receive either all records of a transaction or none.
     """
+
+    _opener: str = "'async with'"  # the statement that opens it, for hints
 
     @takes_one('Producer("{servers}"), and send("{topic}", ...) with it')
     def __init__(
@@ -165,13 +168,15 @@ class Producer(Generic[K, V]):
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Connect to the cluster. ``async with`` calls this. Raises ConnectionFailedError.
+        """Connect to the cluster. ``async with`` calls this. Raises ConnectionFailedError, and
+        MissingExtraError if the package of the compression type is not installed.
 
         With a ``transactional_id``, abort the open transaction of the id's previous producer and fence that
         producer. Raises the coordinator's BrokerError, and RequestTimeoutError after default.api.timeout.ms.
         """
         if self._state != "new":
             raise ClientClosedError(f"a producer starts once; this one is {self._state}")
+        check_installed(self.config.codec)
         self._state = "starting"
         try:
             await self._sender.start()
@@ -207,9 +212,9 @@ class Producer(Generic[K, V]):
     async def close(self, timeout_ms: int | None = None) -> None:
         """Deliver all accepted records, then close the connections. May be called twice.
 
-        After ``timeout_ms`` (None: the delivery.timeout.ms of each record), undelivered records fail with
-        ClientClosedError. An open transaction is aborted. Raises DeliveryFailedError for failed records whose
-        errors were not seen.
+        After ``timeout_ms``, undelivered records fail with ClientClosedError. If it is None, only the
+        timeouts of the records themselves limit the time. An open transaction is aborted, and its undelivered
+        records fail. Raises DeliveryFailedError for failed records whose errors were not seen.
         """
         if self._state != "open":
             return
@@ -253,7 +258,7 @@ class Producer(Generic[K, V]):
         await self.close()
 
     async def flush(self) -> None:
-        """Send all records accepted so far without lingering, and return when they are acknowledged.
+        """Send all records accepted so far without lingering, and return when all are acknowledged or failed.
 
         Raises DeliveryFailedError for failed records that were not awaited and had no callback.
         """
@@ -290,7 +295,7 @@ class Producer(Generic[K, V]):
 
     def _check_open(self) -> None:
         if self._state != "open":
-            hint = "open it with 'async with' or start()" if self._state in {"new", "starting"} else ""
+            hint = f"open it with {self._opener} or start()" if self._state in {"new", "starting"} else ""
             raise ClientClosedError(f"the producer is {self._state}", hint=hint)
 
     def check_may_send(self, number: int = 0) -> int:
@@ -325,14 +330,17 @@ class Producer(Generic[K, V]):
                 await transaction.send_offsets(consumer)
 
         The end of the block commits, or, if a record failed, aborts and raises TransactionAbortableError. An
-        exception or a cancellation in the block also aborts the transaction. Raises ProducerFencedError if
-        this producer is fenced, and RequestTimeoutError if the outcome is unknown.
+        exception or a cancellation in the block also aborts the transaction. The end of the block raises
+        ProducerFencedError if this producer is fenced, and RequestTimeoutError if the outcome is unknown.
         """
         manager = self._transactional()
         return Transaction(manager, self.begin_transaction, self.commit_transaction, self.abort_transaction)
 
     async def begin_transaction(self) -> None:
-        """Begin a transaction. Raises ProducerFencedError, TransactionStateError."""
+        """Begin a transaction. If an abort has not ended, finish it first.
+
+        Raises ProducerFencedError, TransactionStateError, and RequestTimeoutError.
+        """
         transactions = self._transactional()
         self._check_open()
         await transactions.begin()
@@ -369,8 +377,8 @@ class Producer(Generic[K, V]):
         ``offsets`` is a consumer, or a mapping of partitions to the next offset to read. The consumer must
         have a group and no auto-commit; its own positions are sent. With a mapping, ``group`` is the result
         of ``Consumer.group_metadata()`` or the name of a group without members. Raises CommitFailedError if
-        the consumer was expelled from its group, and the same errors as ``commit_transaction``. After any
-        error, the transaction can only be aborted.
+        the consumer was expelled from its group, and the same errors as ``commit_transaction``. If the
+        request fails or is cancelled, the transaction cannot be committed.
         """
         transactions = self._transactional()
         self._check_open()
@@ -405,8 +413,9 @@ class Producer(Generic[K, V]):
 
         If ``partition`` is None, the partitioner chooses the partition, by default from ``key``. If
         ``timestamp_ms`` is None, the record gets the current time. Waits up to max.block.ms for room in the
-        buffer, and then raises BufferFullError. Raises the BrokerError or DeliveryTimeoutError of its batch.
-        Cancelling the wait does not cancel the record.
+        buffer, and then raises BufferFullError. Raises the other errors of ``send_nowait``, and the
+        BrokerError or DeliveryTimeoutError of its batch. Once the record is in the buffer, cancelling the
+        call does not cancel the record.
         """
         if (
             self._sends_alone
@@ -475,8 +484,9 @@ class Producer(Generic[K, V]):
         """Add one record to its partition's batch, which is sent after linger.ms or when it is full.
 
         The arguments are those of ``send``. Returns without waiting. Raises BufferFullError (see
-        ``wait_for_room``), RecordTooLargeError, ClientClosedError, RecordError. Later failures are raised by
-        the delivery, or by flush() and close().
+        ``wait_for_room``), RecordTooLargeError, ClientClosedError, RecordError, SerializationError,
+        UnknownTopicOrPartitionError, and the errors of transactions. Later failures are raised by the
+        delivery, or by flush() and close().
         """
         if partition is None and timestamp_ms is None and not headers and value.__class__ is _bytes:
             try:
@@ -620,11 +630,12 @@ class Producer(Generic[K, V]):
     ) -> list[BatchMetadata]:
         """Send columns of records, and return when all are acknowledged.
 
-        This is the fast path for many records: they become batches of up to max.request.size without an
-        object per record. Keyless records go to one partition per batch, and keyed records to the partition
-        of their key, in order. Waits for room as ``send`` does. Returns one entry per batch. Raises
-        RecordError and RecordTooLargeError before anything is sent. If a batch cannot be sent or fails,
-        waits for the batches sent so far and raises an error; other batches may be in the log.
+        This is the fast path for many records: they become batches of up to max.request.size. If
+        ``partition`` is None, the partitioner chooses the partitions; by default, keyless records go to one
+        partition per batch. The records of a partition keep their order. Waits for room as ``send`` does.
+        Returns one entry per batch. Raises RecordError for invalid records, and RecordTooLargeError. If a
+        batch cannot be sent or fails, waits for the batches sent so far and raises the error; some of these
+        batches may be in the log.
         """
         number = self.check_may_send()
         if timestamps_ms is None:
@@ -642,17 +653,19 @@ class Producer(Generic[K, V]):
     async def send_batch(self, topic: str, partition: int, batch: AnyBatch) -> BatchMetadata:
         """Send one prebuilt batch and return when it is acknowledged.
 
-        ``batch`` is sent unchanged, except for the producer identity, which is replaced in a copy. The caller
-        must not change its buffer until this method returns. Raises CorruptBatchError if ``batch`` is not a
-        record batch, RecordTooLargeError if it exceeds max.request.size, and the same errors as ``send``.
+        ``batch`` is sent unchanged, except for the producer identity and the transactional flag, which are
+        replaced in a copy. The caller must not change its buffer until this method returns. Raises
+        CorruptBatchError if the header is invalid, RecordTooLargeError if ``batch`` exceeds max.request.size,
+        ClientError if ``batch`` has the wrong type, and the same errors as ``send``.
         """
         return await (await self.queue_batch(topic, partition, batch))
 
     async def queue_batch(self, topic: str, partition: int, batch: AnyBatch) -> BatchDelivery:
         """Queue one prebuilt batch, and return when buffer.memory has room for it.
 
-        The delivery, flush() and close() report its result. Batches of one partition are sent in the order of
-        the calls, if each call returns before the next one.
+        The arguments and errors are those of ``send_batch``, except that a failure of the batch is raised by
+        the delivery, or by flush() and close(). Batches of one partition are sent in the order of the calls,
+        if each call returns before the next one.
         """
         return BatchDelivery(await self._bulk.queue(topic, partition, batch))
 

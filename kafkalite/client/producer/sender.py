@@ -1,6 +1,7 @@
 """Sends the batches that the accumulator has ready and reports each response to it.
 
-Owns the accumulator, its timer, the callers that wait for buffer memory, and the unreported failures.
+Owns the accumulator, its timer, the queue of callers that wait for buffer memory, and the unreported
+failures.
 """
 
 # Tests: tests/client/test_producer.py
@@ -31,6 +32,7 @@ from kafkalite.errors import (
     DuplicateSequenceNumberError,
     KafkaliteError,
     UnknownServerError,
+    UnknownTopicOrPartitionError,
     broker_error,
 )
 from kafkalite.model import NO_OFFSET, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
@@ -86,7 +88,8 @@ class FailureLedger:
         self._counts, self._first_error = Counter(), None
 
     def raise_unseen(self) -> None:
-        """Remove all failures. Raise DeliveryFailedError if there are any that no caller has seen."""
+        """Remove all failures. Raise DeliveryFailedError if a record has failed with an error that no caller
+        has seen."""
         while self._batches:
             self._count(self._batches.popleft())
         counts, error = self._counts, self._first_error
@@ -96,7 +99,10 @@ class FailureLedger:
 
 
 class Sender:
-    """Sends batches to leaders. Invariant: the timer fires at the accumulator's next deadline or earlier."""
+    """Sends batches to leaders.
+
+    Except after ``send_alone``, the timer fires at the accumulator's next deadline or earlier.
+    """
 
     def __init__(
         self,
@@ -169,7 +175,10 @@ class Sender:
     # --- requests ------------------------------------------------------------------------------
 
     def on_cluster_change(self) -> None:
-        """Send batches that waited for a connection or leader. New metadata ends retry pauses."""
+        """Send batches that waited for a connection or leader.
+
+        If there is new metadata, end the retry pauses, and close slow connections to former leaders.
+        """
         generation = self.cluster.metadata.generation
         if generation != self._generation:
             self._generation = generation
@@ -191,6 +200,8 @@ class Sender:
             for node_id, flights in drained.requests:
                 self._send(self.cluster.connection_now(node_id), flights)
             if drained.leaderless:
+                for queue in ready:
+                    self._note_missing(queue)
                 self.cluster.request_refresh()
         if accumulator.needs_producer_id and not self._is_asking_for_id:
             self._ask_for_producer_id()
@@ -198,9 +209,11 @@ class Sender:
             self.arm_timer()
 
     def _drain_one(self, queue: PartitionQueue) -> None:
-        """Do the same as ``drain`` for the common case that only the partition of ``queue`` is ready."""
+        """Send the batches of ``queue`` as ``drain`` does. For the common case that no other queue is
+        ready."""
         node_id = self._leader_of(queue.tp)
         if node_id < 0:
+            self._note_missing(queue)
             self.cluster.request_refresh()
             return
         while queue in self.accumulator.ready:
@@ -212,11 +225,21 @@ class Sender:
                 return
             self._send(connection, [flight])
 
+    def _note_missing(self, queue: PartitionQueue) -> None:
+        """If the topic exists without this partition, record that its batches wait for the partition."""
+        topic, partition = queue.tp
+        count = self.cluster.metadata.partition_count(topic)
+        if count is not None and partition >= count:
+            existing = "1 partition" if count == 1 else f"{count} partitions"
+            queue.last_error = UnknownTopicOrPartitionError(f"{queue.tp}: topic {topic!r} has {existing} now")
+            self.cluster.setbacks.note(queue.tp, queue.last_error, self.now_ms())
+
     def _leader_of(self, tp: TopicPartition) -> int:
         return self.cluster.metadata.leader(tp).node_id
 
     def _room(self, node_id: int) -> int:
-        """Return the number of further requests that this broker accepts: 0 until it is connected."""
+        """Return the number of further requests that may be sent to this broker now. 0 if there is no
+        connection, or if it accepts no data."""
         connection = self.cluster.connection_now(node_id)
         if connection is None or not connection.can_write:
             return 0
@@ -389,7 +412,8 @@ class Sender:
                 return
 
     def finish(self, batches: list[PendingBatch]) -> None:
-        """Call the listeners of completed batches, then wake a caller that waits for buffer memory."""
+        """Report completed batches: count them, and call ``on_failure``, ``on_done``, the listeners and
+        ``on_delivery``. Then wake a caller that waits for buffer memory."""
         if self.on_failure is not None:
             for batch in batches:
                 if batch.error is not None:
@@ -420,7 +444,8 @@ class Sender:
     # --- time ----------------------------------------------------------------------------------
 
     def arm_timer(self) -> None:
-        """Set the timer for the earliest end of a linger, a retry pause or a delivery timeout."""
+        """Set the timer for the earliest end of a linger, a retry pause or a delivery timeout, unless the
+        timer fires earlier."""
         deadline_ms = self.accumulator.next_deadline_ms()
         if deadline_ms is None or (self._timer is not None and self._timer_at_ms <= deadline_ms):
             return
@@ -438,7 +463,7 @@ class Sender:
     # --- room ----------------------------------------------------------------------------------
 
     async def wait_for_bytes(self, size_bytes: int, timeout_ms: int | None = None) -> None:
-        """Wait until ``size_bytes`` of buffer.memory are free.
+        """Wait until ``size_bytes`` of buffer.memory are free, or buffer.memory is empty.
 
         Waiters are served in the order of their calls. Raises BufferFullError after ``timeout_ms`` (None:
         max.block.ms), and ClientClosedError if the producer is closed.
@@ -459,14 +484,16 @@ class Sender:
             try:
                 async with asyncio.timeout(max(0, deadline_ms - self.now_ms()) / 1000):
                     await waiter
-            except TimeoutError:
+            except (TimeoutError, asyncio.CancelledError) as end:
+                if waiter in self._room_waiters:
+                    self._room_waiters.remove(waiter)
+                self._wake_for_room()  # the next one may need less, or this one was woken
+                if isinstance(end, asyncio.CancelledError):
+                    raise
                 raise BufferFullError(
                     f"buffer.memory ({self.config.buffer_memory} bytes) stayed full for {timeout_ms} ms",
                     hint="the brokers accept less than is sent; raise buffer.memory or max.block.ms",
                 ) from None
-            finally:
-                if waiter in self._room_waiters:
-                    self._room_waiters.remove(waiter)
             if self.cluster.is_closed:
                 raise ClientClosedError("the producer was closed while a record waited for room")
         self._wake_for_room()
@@ -481,7 +508,7 @@ class Sender:
 
 
 def _outcomes(flights: list[InFlightBatch], partitions: list[ProducedPartition]) -> list[ProducedPartition]:
-    """Return the response's result for each of ``flights``, in order; _NO_OUTCOME if one has no result."""
+    """Return the result of each of ``flights``, in order. _NO_OUTCOME stands for a missing result."""
     by_partition = {(outcome.topic, outcome.partition): outcome for outcome in partitions}
     return [by_partition.get(flight.queue.tp, _NO_OUTCOME) for flight in flights]
 

@@ -2,7 +2,7 @@
 
 They are for systems that process batches on many machines (Spark). Every writer joins the batch (application
 id, batch id) with a unique name and writes its part. The driver names the winning writers in one repeatable
-call. Their records are committed, and the records of all other writers are aborted::
+call. The records of the winners are committed, and those of all other writers of the batch are aborted::
 
     async with TransactionGroupWriter("app", 7, "task-3-attempt-0", "localhost:9092") as writer:
         await writer.send_many("orders", values)
@@ -11,8 +11,8 @@ call. Their records are committed, and the records of all other writers are abor
     async with TransactionGroup("app", "localhost:9092") as group:
         await group.finish(7, [prepared, ...])
 
-A decision is final. Finishing the batch again returns the first result, and ``is_finished`` is True for
-writers that join the batch later.
+A decision is final. Finishing the last decided batch again returns the first decision, and ``is_finished`` is
+True for writers that join the batch later.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class GroupResult(NamedTuple):
 
 
 class _GroupTransaction(TransactionManager):
-    """A transaction that the coordinator commits or aborts together with its transaction group."""
+    """The transaction of one writer of a batch. The writer may abort it, else the coordinator ends it."""
 
     def __init__(
         self, sender: Sender, placement: Placement, application_id: str, batch_id: int, writer: str
@@ -82,7 +82,8 @@ class _GroupTransaction(TransactionManager):
         self.is_prepared = False
 
     async def initialize(self) -> None:
-        """Join the group. The records of an earlier writer with the same name are aborted."""
+        """Join the batch, and begin the transaction unless the batch is finished. The records of an earlier
+        writer with the same name are aborted."""
         timeout_ms = self._config.transaction_timeout_ms
         request = JoinTxnGroupRequest(self.state.transactional_id, self.batch_id, self.writer, timeout_ms)
         response = await call_coordinator(self._cluster, self.coordinator, request)
@@ -100,7 +101,11 @@ class _GroupTransaction(TransactionManager):
             await super().begin()
 
     async def prepare(self, flush: Callable[[], Awaitable[None]]) -> PreparedWriter:
-        """Accept no more records, and deliver all with ``flush``. Raises as ``check_may_commit`` does."""
+        """Deliver all records with ``flush``, and accept no more. If the call is cancelled, records are
+        accepted again.
+
+        Raises the errors of ``TransactionState.check_may_commit``.
+        """
         if not self.is_prepared:
             self.state.check_may_commit()
             self.state.is_flushing = True
@@ -113,7 +118,8 @@ class _GroupTransaction(TransactionManager):
         return PreparedWriter(self.writer, self.state.producer_id, self.state.producer_epoch)
 
     async def close(self) -> None:
-        """Abort the transaction, unless the writer has prepared. The group decides on prepared writers."""
+        """Abort the open transaction, unless the writer has prepared. ``TransactionGroup.finish`` decides on
+        prepared writers."""
         if not self.is_prepared and self.state.phase in {Phase.OPEN, Phase.ABORTABLE}:
             await self.abort()
 
@@ -121,9 +127,9 @@ class _GroupTransaction(TransactionManager):
 class TransactionGroupWriter(Producer):
     """Writes one part of a batch, in a transaction that ``TransactionGroup.finish`` ends.
 
-    It has the settings of a producer, except ``transactional_id``, which is the application id. ``writer``
-    names the attempt: a new writer with the same name replaces it. Closing without ``prepare`` aborts the
-    records. If the writer disappears, its group aborts them after transaction.timeout.ms.
+    It has the settings of a producer, except ``transactional_id``, which is the application id. ``writer`` is
+    the name of this writer: a later writer of the same name replaces it. Closing without ``prepare`` aborts
+    the records. If the batch is not decided within transaction.timeout.ms, the coordinator aborts them.
     """
 
     def __init__(
@@ -158,14 +164,16 @@ class TransactionGroupWriter(Producer):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the batch was decided before this writer joined. Sending then raises FinishedBatchError."""
+        """Whether this or a later batch was decided before this writer joined. If so, sending raises
+        FinishedBatchError."""
         return self._group_transaction.is_finished
 
     async def prepare(self) -> PreparedWriter | None:
-        """Deliver all records and return the input of ``TransactionGroup.finish``. Then close the writer.
+        """Deliver all records and return the input of ``TransactionGroup.finish``.
 
-        Returns None if the batch is finished. Raises TransactionAbortableError if a record failed, and
-        ProducerFencedError if this attempt was replaced or aborted.
+        The caller can then close the writer. Returns None if ``is_finished``. Raises
+        TransactionAbortableError if a record failed, ProducerFencedError if this writer was replaced or the
+        coordinator aborted its transaction, and TransactionStateError.
         """
         self._check_open()
         self._sends_alone = False
@@ -229,15 +237,14 @@ class TransactionGroup:
     async def finish(
         self, batch_id: int, winners: Iterable[PreparedWriter | None], *, wait_ms: int = 0
     ) -> GroupResult:
-        """Commit the records of the winners and abort those of all other writers of the batch.
+        """Commit the records of the winners. Abort those of all other writers of this and earlier batches.
 
-        May be repeated: for a decided batch it returns the first result, regardless of ``winners``. None in
-        ``winners`` stands for a writer that found the batch finished. Waits up to ``wait_ms`` until every
-        partition has its markers.
+        May be repeated: if this batch is already decided, the winners of the first call are returned,
+        regardless of ``winners``. None in ``winners`` stands for a writer that found the batch finished.
+        Waits up to ``wait_ms`` until every partition has its markers.
 
-        Raises InvalidTxnStateError if a winner was replaced or was aborted by its timeout: nothing is
-        decided, and the batch must be run again. Raises FinishedBatchError if a later batch is already
-        decided.
+        Raises InvalidTxnStateError if a winner was replaced or aborted: nothing is decided, and the batch
+        must be run again. Raises FinishedBatchError if a later batch is already decided.
         """
         request = EndTxnGroupRequest(
             self.application_id, batch_id, [TxnWinner(*winner) for winner in winners if winner is not None]
@@ -263,7 +270,7 @@ class TransactionGroup:
         return last
 
     async def retire(self) -> int:
-        """Declare that no batch follows the last decided one, and return the id of the last decided one.
+        """Declare that no batch follows the last decided batch, and return the id of that batch.
 
         The brokers then forget the application after transactional.id.expiration.ms without use. Until then,
         ``finish`` of the last batch returns its result again. Without ``retire``, brokers keep the decision

@@ -1,8 +1,9 @@
 """Sends a transactional producer's requests to its coordinator, if ``transaction_state`` permits them.
 
 Beginning a transaction needs no request. Records are sent to the leaders, which register their partitions
-with the coordinator. Offsets are sent to the coordinator of their group. One request ends the transaction. It
-may be repeated: the coordinator returns its first response again (R32).
+with the coordinator. Offsets are sent to the coordinator of their group. EndTxnRequest ends a transaction in
+which something was sent. This request may be repeated: the coordinator returns its first response again
+(R32).
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ async def call_coordinator(
 class TransactionManager:
     """Runs a producer's transactions.
 
-    While no transaction is open, the accumulator has no batches and no producer identity.
+    When a transaction begins, the accumulator has no batches and no producer identity.
     """
 
     def __init__(self, sender: Sender, placement: Placement, transactional_id: str) -> None:
@@ -144,7 +145,7 @@ class TransactionManager:
         self.state.on_initialized(response.producer_id, response.producer_epoch)
 
     async def close(self) -> None:
-        """Abort the open transaction, if there is one."""
+        """Abort the open transaction, or wait until a transaction that is ending has ended."""
         if self.state.phase in {Phase.OPEN, Phase.ABORTABLE}:
             await self.abort()
         elif self._ending is not None:
@@ -153,7 +154,7 @@ class TransactionManager:
     # --- a transaction ---------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Begin a transaction. If an abort is in progress, wait for its end first.
+        """Begin a transaction. If an abort has not ended, finish it first.
 
         Raises ProducerFencedError, TransactionStateError, and the errors of ``abort``.
         """
@@ -182,7 +183,10 @@ class TransactionManager:
             raise
 
     async def _deliver(self, flush: Callable[[], Awaitable[None]]) -> None:
-        """Flush all records and wait for their acknowledgements. Raises the same errors as ``commit``."""
+        """Flush all records, wait for their acknowledgements, and enter the phase COMMITTING.
+
+        Raises ProducerFencedError, TransactionAbortableError, TransactionStateError.
+        """
         state = self.state
         state.check_may_commit()
         if self._offsets_under_way:
@@ -208,7 +212,10 @@ class TransactionManager:
         await self._end(is_commit=False)
 
     async def abort_for(self, error: BaseException) -> None:
-        """Abort because of ``error``. A failure of the abort is added to ``error`` as a note."""
+        """Abort the open transaction because of ``error``. Waits at most ABORT_AFTER_ERROR_MS.
+
+        If the abort fails or takes longer, a note is added to ``error``.
+        """
         if self.state.phase not in {Phase.OPEN, Phase.ABORTABLE}:
             if self.state.phase is Phase.FENCED:
                 self._sender.failures.forget()
@@ -240,7 +247,7 @@ class TransactionManager:
         self._sender.finish(self._sender.accumulator.end_transaction(error))
 
     def _on_failure(self, error: Exception) -> None:
-        """Handle the final failure of a batch: fail the rest of the transaction without sending it."""
+        """Handle the final failure of a batch or of offsets: fail the transaction's pending records."""
         rest = self.state.on_failure(error)
         if rest is not None:
             self._fail_all(rest)
@@ -248,7 +255,8 @@ class TransactionManager:
     # --- end -------------------------------------------------------------------------------------
 
     async def _end(self, *, is_commit: bool) -> None:
-        """Ask the coordinator to commit or abort. The request continues if the caller is cancelled."""
+        """Commit or abort, with a request to the coordinator if anything was sent. If an end is already in
+        progress, wait for it instead. The end continues if the caller is cancelled."""
         if self._ending is None:
             self._ending = self._cluster.spawn(self._end_in_background(is_commit))
         error = await self._finished(self._ending)
@@ -384,7 +392,8 @@ def _known(positions: Mapping[TopicPartition, int | OffsetAndMetadata | None]) -
 class Transaction:
     """One transaction: ``async with producer.transaction() as transaction``.
 
-    Commits at the end of the block. Aborts if the block raises or is cancelled, or if the commit is refused.
+    Commits at the end of the block. Aborts if the commit is refused, if the block is cancelled, or if it
+    raises any exception other than GeneratorExit.
     """
 
     def __init__(
@@ -403,7 +412,7 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether the transaction accepts records and offsets."""
+        """Whether the transaction has begun and has not failed, and is neither ended nor being ended."""
         state = self._manager.state
         return state.phase is Phase.OPEN and state.number == self._number
 
@@ -434,5 +443,5 @@ class Transaction:
         await self._manager.send_offsets(offsets, group)
 
     async def abort(self) -> None:
-        """Abort without raising an exception. The block continues, but nothing more can be sent in it."""
+        """Abort the transaction. The block continues, but nothing more can be sent in this transaction."""
         await self._abort()

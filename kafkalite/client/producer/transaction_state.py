@@ -8,12 +8,13 @@ r"""The state of a transactional producer: the permitted operations, and the mea
     any --fenced--> fenced, for good
 
 A record or an offset that could not be added makes the transaction *abortable*: it accepts nothing more and
-cannot be committed, so that it never commits less than the program sent. Fencing (by another producer with
-the same transactional id, or by a transaction timeout) is final.
+cannot be committed, so that it never commits less than the program sent. A commit that the coordinator
+refuses with TRANSACTION_ABORTABLE has the same effect. Fencing, for example by another producer with the same
+transactional id or by a transaction timeout, is final.
 
-Every transaction has its own identity, (producer id, epoch). The response to the end of a transaction
-contains the identity of the next one (KIP-890, R31). Leaders therefore refuse late requests of an ended
-transaction, so the producer need not wait for them.
+Every transaction that sends a request has its own identity, (producer id, epoch). The response to the request
+that ends it contains the identity of the next transaction (KIP-890, R31). Leaders therefore refuse late
+requests of an ended transaction, so the producer need not wait for them.
 """
 
 # Tests: tests/client/test_transaction_manager.py
@@ -68,8 +69,9 @@ def is_fencing(error: BaseException) -> bool:
 class TransactionState:
     """The state of one transactional producer.
 
-    Invariants: in every phase after NONE there is an identity, (producer id, epoch), which changes only at
-    the end of a transaction. ``cause`` is set only in ABORTABLE and FENCED.
+    Invariants: in every phase except NONE and FENCED there is an identity, (producer id, epoch). After
+    ``on_initialized``, it changes only at the end of a transaction. ``cause`` is set only in ABORTABLE and
+    FENCED.
     """
 
     def __init__(self, transactional_id: str) -> None:
@@ -104,9 +106,9 @@ class TransactionState:
     def check_may_send(self, number: int = 0) -> int:
         """Return the number of the open transaction.
 
-        Raises ProducerFencedError, TransactionAbortableError or TransactionStateError if nothing may be sent
-        in it. Raises TransactionAbortedError if ``number`` is neither 0 nor the number of the open
-        transaction: a record that waited in one transaction must not be sent in a later one.
+        Raises TransactionStateError or the errors of ``raise_if_failed`` if no transaction accepts records.
+        Raises TransactionAbortedError if ``number`` is neither 0 nor the number of the open transaction: a
+        record that waited in one transaction must not be sent in a later one.
         """
         if self.phase is not Phase.OPEN or self.is_flushing:
             self.raise_if_failed()
@@ -117,14 +119,18 @@ class TransactionState:
         return self.number
 
     def check_may_commit(self) -> None:
-        """Check that the transaction may be committed. Raises the same errors as ``check_may_send``."""
+        """Check that a commit may begin or be repeated. Raises TransactionStateError, and the errors of
+        ``raise_if_failed``."""
         self.raise_if_failed()
         self._require({Phase.OPEN, Phase.COMMITTING}, "commit", "begin a transaction first")
         if self.is_flushing:
             raise self._refused("commit", "it is being committed already")
 
     def commit(self) -> None:
-        """Begin to commit. An abort is no longer possible. Raises the same errors as ``check_may_commit``."""
+        """Begin to commit. Unless the coordinator refuses the commit, an abort is no longer possible.
+
+        Raises the errors of ``raise_if_failed``.
+        """
         self.raise_if_failed()
         assert self.phase in {Phase.OPEN, Phase.COMMITTING}, "check_may_commit() first"
         self.phase = Phase.COMMITTING
@@ -139,7 +145,8 @@ class TransactionState:
         self.cause = None
 
     def on_ended(self, producer_id: int, producer_epoch: int) -> None:
-        """Record the end of the transaction (R32) and the next identity (NO_PRODUCER_ID: there is none)."""
+        """Record the end of the transaction (R32) and the next identity. With NO_PRODUCER_ID there is no next
+        transaction, and the producer is fenced."""
         assert self.phase in {Phase.COMMITTING, Phase.ABORTING}, "it was committing or aborting"
         if producer_id == NO_PRODUCER_ID:
             self._fence(
@@ -156,14 +163,15 @@ class TransactionState:
     def translate(self, error: Exception) -> Exception:
         """Return the error to raise for a record that failed with ``error``.
 
-        An error of fencing (see ``is_fencing``) is converted, usually to ProducerFencedError.
+        An error of fencing (see ``is_fencing``) is converted to ProducerFencedError. Others are unchanged.
         """
         return self._fenced(error) if is_fencing(error) else error
 
     def on_failure(self, error: Exception) -> Exception | None:
         """Record the final failure of a record or of an offset commit in the transaction.
 
-        Returns the error with which the transaction's pending records fail, or None if it had failed before.
+        Returns the error with which the transaction's pending records fail. Returns None if the producer was
+        fenced before, or if ``error`` is not fencing and the phase is not OPEN.
         """
         if is_fencing(error):
             return self._fence(error)
@@ -196,7 +204,11 @@ class TransactionState:
         return self._fenced(error)
 
     def raise_if_failed(self) -> None:
-        """Raise ProducerFencedError or TransactionAbortableError if the transaction cannot be committed."""
+        """Raise TransactionAbortableError in phase ABORTABLE, ProducerFencedError in phase FENCED.
+
+        A writer of a transaction group may be FENCED by FinishedBatchError or TransactionAbortedError. Then
+        an error of the same class is raised.
+        """
         if self.cause is not None:
             is_fenced = self.phase is Phase.FENCED
             raise self._fenced(self.cause) if is_fenced else self._abortable(self.cause)

@@ -1,4 +1,4 @@
-"""The request and response structs. Each is a frozen ``Struct``; ``docs/protocol.md`` specifies them.
+"""The request and response structs, which ``docs/protocol.md`` specifies.
 
 Every struct is sent as a msgpack array of its fields in declaration order. Every response starts with
 ``error_code`` and ``error_message``, the result of the whole request.

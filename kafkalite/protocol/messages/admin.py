@@ -1,8 +1,11 @@
-"""Requests for topics, configs, quotas and log directories."""
+"""Requests for topics, configs, quotas, log directories, leader elections and the shutdown of a broker."""
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import ApiResponse, Distinct, PartitionItem, PartitionResult, Struct
+from typing import Annotated
+
+from kafkalite.limits import MAX_QUOTA_PARTS, MAX_RESOURCES_PER_REQUEST, MAX_TOPICS_PER_REQUEST
+from kafkalite.protocol.structs import ApiResponse, AtMost, Distinct, PartitionItem, PartitionResult, Struct
 
 
 class NewTopic(Struct):
@@ -15,7 +18,7 @@ class NewTopic(Struct):
 class CreateTopicsRequest(Struct):
     timeout_ms: int
     validate_only: bool
-    topics: list[NewTopic]
+    topics: Annotated[list[NewTopic], AtMost(MAX_TOPICS_PER_REQUEST)]
 
 
 class TopicResult(Struct):
@@ -36,7 +39,7 @@ class CreateTopicsResponse(ApiResponse):
 
 class DeleteTopicsRequest(Struct):
     timeout_ms: int
-    names: list[str]
+    names: Annotated[list[str], AtMost(MAX_TOPICS_PER_REQUEST)]
 
 
 class DeleteTopicsResponse(ApiResponse):
@@ -51,7 +54,7 @@ class PartitionCount(Struct):
 class CreatePartitionsRequest(Struct):
     timeout_ms: int
     validate_only: bool
-    topics: list[PartitionCount]
+    topics: Annotated[list[PartitionCount], AtMost(MAX_TOPICS_PER_REQUEST)]
 
 
 class CreatePartitionsResponse(ApiResponse):
@@ -64,7 +67,7 @@ class ConfigResource(Struct):
 
 
 class DescribeConfigsRequest(Struct):
-    resources: list[ConfigResource]
+    resources: Annotated[list[ConfigResource], AtMost(MAX_RESOURCES_PER_REQUEST)]
 
 
 class ConfigEntry(Struct):
@@ -97,7 +100,7 @@ class ConfigChange(ConfigResource):
 
 class AlterConfigsRequest(Struct):
     validate_only: bool
-    changes: list[ConfigChange]
+    changes: Annotated[list[ConfigChange], AtMost(MAX_TOPICS_PER_REQUEST)]
 
 
 class AlterConfigsResponse(ApiResponse):
@@ -118,9 +121,9 @@ class QuotaFilter(QuotaEntityName):
 
 
 class DescribeClientQuotasRequest(Struct):
-    """Asks for the entities that have every part in ``components``, all of them if it is empty (KIP-546)."""
+    """Requests the quotas of each entity that matches all ``components``, which may be empty (KIP-546)."""
 
-    components: list[QuotaFilter]
+    components: Annotated[list[QuotaFilter], AtMost(MAX_QUOTA_PARTS)]
     strict: bool  #: only entities without other parts
 
 
@@ -134,22 +137,22 @@ class DescribeClientQuotasResponse(ApiResponse):
 
 
 class ClientQuotaChange(Struct):
-    """The value None removes the quota."""
+    """A change of one quota of an entity. The value None removes the quota."""
 
     key: str
-    value: str | None  #: a decimal number above 0
+    value: str | None  #: a decimal number from 0.001 to 2^63
 
 
 class ClientQuotaAlteration(Struct):
     """Changes of one entity, which are applied together or not at all."""
 
-    entity: list[QuotaEntityName]
-    changes: list[ClientQuotaChange]
+    entity: Annotated[list[QuotaEntityName], AtMost(MAX_QUOTA_PARTS)]
+    changes: Annotated[list[ClientQuotaChange], AtMost(MAX_QUOTA_PARTS)]
 
 
 class AlterClientQuotasRequest(Struct):
     validate_only: bool
-    entries: list[ClientQuotaAlteration]
+    entries: Annotated[list[ClientQuotaAlteration], AtMost(MAX_TOPICS_PER_REQUEST)]
 
 
 class AlteredClientQuota(Struct):
@@ -163,7 +166,7 @@ class AlterClientQuotasResponse(ApiResponse):
 
 
 class DescribeLogDirsRequest(Struct):
-    topics: list[str] | None  #: None: all topics
+    topics: Annotated[list[str], AtMost(MAX_TOPICS_PER_REQUEST)] | None  #: None: all topics
 
 
 class LogDirPartition(PartitionItem):
@@ -190,13 +193,58 @@ class ElectLeadersRequest(Struct):
 
 
 class ElectedPartition(PartitionResult):
-    """``error_code`` is ELECTION_NOT_NEEDED if the replica to elect already leads."""
+    """``error_code`` is ELECTION_NOT_NEEDED if the preferred replica leads already or, in an unclean
+    election, if any replica leads."""
 
     leader_id: int
 
 
 class ElectLeadersResponse(ApiResponse):
     partitions: list[ElectedPartition]
+
+
+class PartitionReassignment(PartitionItem):
+    replicas: list[int] | None  #: the replicas afterwards, the preferred leader first; None: cancel (KIP-455)
+
+
+class AlterPartitionReassignmentsRequest(Struct):
+    timeout_ms: int
+    allow_replication_factor_change: bool  #: False: refuse another number of replicas (KIP-860)
+    partitions: Distinct[PartitionReassignment]
+
+
+class AlterPartitionReassignmentsResponse(ApiResponse):
+    partitions: list[PartitionResult]
+
+
+class ReassignedPartition(PartitionItem):
+    pass
+
+
+class ListPartitionReassignmentsRequest(Struct):
+    timeout_ms: int
+    partitions: Distinct[ReassignedPartition] | None  #: None: every partition that is being reassigned
+
+
+class OngoingReassignment(PartitionItem):
+    replicas: list[int]  #: the present replicas, those to be removed included
+    adding_replicas: list[int]
+    removing_replicas: list[int]
+    isr: list[int]
+
+
+class ListPartitionReassignmentsResponse(ApiResponse):
+    partitions: list[OngoingReassignment]
+
+
+class UnregisterBrokerRequest(Struct):
+    """A request to remove a broker without replicas from the cluster, and to retire its node id."""
+
+    node_id: int
+
+
+class UnregisterBrokerResponse(ApiResponse):
+    node_id: int  #: the retired id
 
 
 class ControlledShutdownRequest(Struct):

@@ -1,6 +1,7 @@
 """Requests between the nodes of a cluster: identity, Raft, registration, replication, forwarding.
 
-They require a connection that was authenticated with the cluster's secret (ClusterHello, ClusterProof).
+ClusterHello and ClusterProof authenticate a connection with the cluster's secret. The other requests require
+such a connection.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from kafkalite.protocol.structs import ApiResponse, DistinctReplicas, Struct
 
 
 class ClusterHelloRequest(Struct):
-    """The first step of mutual authentication: a challenge. The response has a proof and a challenge."""
+    """A challenge, which begins mutual authentication. The response has a proof and another challenge."""
 
     cluster_id: str
     node_id: int
@@ -43,7 +44,7 @@ class RaftMessagesResponse(ApiResponse):
 
 
 class EnvelopeRequest(Struct):
-    """A client's admin request, forwarded to the active controller. The payload is its encoded message."""
+    """A client's admin request, forwarded to the active controller. The payload is its encoded body."""
 
     api_key: int
     api_version: int
@@ -71,7 +72,7 @@ class DamagedReplica(ReplicaItem):
 
 
 class RegisterBrokerRequest(Struct):
-    """Sent by a broker's new process to join the cluster (R20)."""
+    """Sent by a broker to join the cluster (R20)."""
 
     node_id: int
     incarnation_id: str  #: 32 hex digits, random, made at the start of the process
@@ -121,7 +122,7 @@ class AlterPartitionRequest(BrokerRequest):
 
 
 class ChangedPartition(ReplicaItem):
-    """The result of a proposal: the controller's current state of the partition, even after a refusal."""
+    """The result of a proposal, with the controller's current state of the partition if that exists."""
 
     error_code: int
     error_message: str | None
@@ -152,8 +153,9 @@ class ForgottenPartition(ReplicaItem):
 class ReplicaFetchRequest(BrokerRequest):
     """A follower's fetch of all partitions that it follows on one leader broker.
 
-    In a session (KIP-227), ``session_epoch`` 0 opens the session and lists all partitions. It then increases
-    by one, and only changes are listed. The response contains only partitions with new data or state.
+    A request with ``session_epoch`` 0 opens a session (KIP-227) and lists all partitions. In each later
+    request, the epoch is greater by one, and only changes are listed. A response contains only partitions
+    with new data or state.
     """
 
     session_id: int  #: 0 opens a session
@@ -190,7 +192,7 @@ class PartitionHighWatermark(ReplicaItem):
 
 
 class CheckpointHighWatermarksRequest(BrokerRequest):
-    """The changed high watermarks of partitions that this broker leads. The next leader starts there."""
+    """The changed high watermarks of partitions that the sender leads, for use by their next leaders."""
 
     partitions: DistinctReplicas[PartitionHighWatermark]
 
@@ -250,7 +252,8 @@ class MetadataEntry(Struct):
 class FetchMetadataResponse(ApiResponse):
     """Entries of the metadata log. The payload contains the encoded entries one after the other.
 
-    If ``is_snapshot``, the log begins after the requested offset, and the only entry is a snapshot.
+    If ``is_snapshot``, the log no longer has the entry after ``after_offset``, and the only entry in the
+    response is a snapshot.
     """
 
     leader_id: int  #: -1 if there is none

@@ -1,4 +1,4 @@
-"""Messages about records: Produce, Fetch, ListOffsets, OffsetsForBytes, OffsetsForLeaderEpoch, DeleteRecords.
+"""Messages about records and offsets, and InitProducerId.
 
 Record batches are never inside a body. The body contains the length of each batch, and the frame's payload
 contains the batches one after the other, in the same order.
@@ -51,8 +51,14 @@ class FetchRequest(Struct):
     partitions: Distinct[FetchPartition]
 
 
+class FetchRequestV1(FetchRequest):
+    """Version 1 adds the consumer's rack, so that a follower may serve the fetch (KIP-392)."""
+
+    rack_id: str | None  #: None: the consumer reads from leaders only
+
+
 class AbortedTransaction(Struct):
-    """Readers skip this producer's transactional batches from ``first_offset`` to its next abort marker."""
+    """Readers skip the producer's transactional batches from ``first_offset`` to its next abort marker."""
 
     producer_id: int
     first_offset: int
@@ -71,6 +77,18 @@ class FetchResponse(ApiResponse):
     partitions: list[FetchedPartition]
 
 
+class PreferredReplica(PartitionItem):
+    """The replica from which a consumer in ``rack_id`` should read a partition (KIP-392)."""
+
+    node_id: int
+
+
+class FetchResponseV1(FetchResponse):
+    """Version 1 adds the replicas to read from. A partition that is named there has no records here."""
+
+    preferred_read_replicas: list[PreferredReplica]
+
+
 class ListOffsetsPartition(ReadPartition):
     timestamp_ms: int  #: or EARLIEST (-2), LATEST (-1), MAX_TIMESTAMP (-3)
 
@@ -81,10 +99,11 @@ class ListOffsetsRequest(Struct):
 
 
 class ListedOffset(PartitionResult):
-    """The base offset and max timestamp of the first batch whose max timestamp is at least the requested one.
+    """The offset for a special timestamp such as LATEST, or the batch for a timestamp of 0 or more.
 
-    The broker does not unpack batches, so the client searches this batch for the exact record. The offset is
-    NO_OFFSET if every record is older.
+    That batch is the first one whose max timestamp is at least the requested timestamp. ``offset`` is its
+    base offset, and ``timestamp_ms`` its max timestamp. The broker does not unpack batches, so the client
+    searches the batch for the exact record. ``offset`` is NO_OFFSET if every record is older.
     """
 
     timestamp_ms: int

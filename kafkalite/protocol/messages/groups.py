@@ -1,17 +1,26 @@
 """Consumer groups (KIP-848): the heartbeat, committed offsets, and group administration.
 
-The coordinator of a group is the leader of the partition of ``__consumer_offsets`` to which the group's name
+The coordinator of a group is the leader of the partition of ``__consumer_offsets`` to which the group id
 hashes (``FindCoordinator``). Any other broker responds with NOT_COORDINATOR.
 """
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import ApiResponse, Distinct, PartitionItem, Struct
+from typing import Annotated
+
+from kafkalite.limits import (
+    MAX_GROUPS_PER_REQUEST,
+    MAX_KEYS,
+    MAX_OWNED_PER_REQUEST,
+    MAX_STATES_PER_REQUEST,
+    MAX_TOPICS_PER_REQUEST,
+)
+from kafkalite.protocol.structs import ApiResponse, AtMost, Distinct, PartitionItem, Struct
 
 
 class FindCoordinatorRequest(Struct):
     key_type: int  #: 0: a group; 1: a transactional id or a transaction group's application id
-    keys: list[str]
+    keys: Annotated[list[str], AtMost(MAX_KEYS)]
 
 
 class Coordinator(Struct):
@@ -28,7 +37,7 @@ class FindCoordinatorResponse(ApiResponse):
 
 
 class AssignedTopic(Struct):
-    """Partitions of one topic, at most limits.MAX_INTEGERS_PER_LIST. More than that are in further items."""
+    """Partitions of one topic, at most limits.MAX_INTEGERS_PER_LIST. Any others are in further items."""
 
     topic_id: str
     topic: str
@@ -36,9 +45,10 @@ class AssignedTopic(Struct):
 
 
 class ConsumerGroupHeartbeatRequest(Struct):
-    """A member's heartbeat, with its subscription and partitions. A field that is None is unchanged.
+    """A member's heartbeat, with its subscription and partitions.
 
-    The first request of a member, and each request after the member was fenced, sets every field.
+    Except for ``instance_id``, a field that is None is unchanged. A request to join must set
+    ``rebalance_timeout_ms``, and ``subscribed_topics`` or ``subscribed_pattern``.
     """
 
     group_id: str
@@ -46,10 +56,11 @@ class ConsumerGroupHeartbeatRequest(Struct):
     member_epoch: int  #: 0: join, -1: leave, -2: a static member leaves and will return
     instance_id: str | None  #: group.instance.id
     rebalance_timeout_ms: int  #: max.poll.interval.ms: how long revoking a partition may take; -1: unchanged
-    subscribed_topics: list[str] | None
+    subscribed_topics: Annotated[list[str], AtMost(MAX_TOPICS_PER_REQUEST)] | None
     subscribed_pattern: str | None  #: must match a topic's whole name; "" ends the subscription
     assignor: str | None
-    owned: list[AssignedTopic] | None  #: the partitions that the member owns now
+    #: The partitions that the member owns now.
+    owned: Annotated[list[AssignedTopic], AtMost(MAX_OWNED_PER_REQUEST)] | None
     max_wait_ms: int  #: how long the coordinator may hold the response; 0: respond at once
 
 
@@ -109,7 +120,8 @@ class OffsetDeleteResponse(ApiResponse):
 
 
 class ListGroupsRequest(Struct):
-    states: list[str]  #: Empty, Assigning, Reconciling, Stable, Dead; an empty list selects all states
+    #: Empty, Assigning, Reconciling, Stable, Dead; an empty list selects all states
+    states: Annotated[list[str], AtMost(MAX_STATES_PER_REQUEST)]
 
 
 class ListedGroup(Struct):
@@ -126,7 +138,7 @@ class ListGroupsResponse(ApiResponse):
 
 
 class DescribeGroupsRequest(Struct):
-    group_ids: list[str]
+    group_ids: Annotated[list[str], AtMost(MAX_GROUPS_PER_REQUEST)]
     include_journal: bool
 
 
@@ -175,7 +187,7 @@ class DescribeGroupsResponse(ApiResponse):
 
 
 class DeleteGroupsRequest(Struct):
-    group_ids: list[str]
+    group_ids: Annotated[list[str], AtMost(MAX_GROUPS_PER_REQUEST)]
 
 
 class DeletedGroup(Struct):

@@ -1,10 +1,13 @@
-"""Messages about the cluster: ApiVersions, Metadata, DescribeCluster, DescribeQuorum, DescribeMetadata."""
+"""Messages that describe the cluster: ApiVersions, Metadata, DescribeCluster, DescribeQuorum and others."""
 
 # Tests: tests/protocol/test_golden.py
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import ApiResponse, Struct
+from typing import Annotated
+
+from kafkalite.limits import MAX_TOPICS_PER_REQUEST
+from kafkalite.protocol.structs import ApiResponse, AtMost, Struct
 
 
 class ApiVersionsRequest(Struct):
@@ -27,7 +30,7 @@ class ApiVersionsResponse(ApiResponse):
 
 
 class MetadataRequest(Struct):
-    topics: list[str] | None  #: None: all topics
+    topics: Annotated[list[str], AtMost(MAX_TOPICS_PER_REQUEST)] | None  #: None: all topics
     allow_auto_topic_creation: bool
 
 
@@ -111,7 +114,7 @@ class DescribeQuorumResponse(ApiResponse):
 
 
 class DescribeRecoveryRequest(Struct):
-    """Requests the list of partitions that have no leader, or have damaged or unverified replicas."""
+    """Requests the RecoveringPartitions of the cluster."""
 
     node_id: int  #: of the broker that forwards a client's request; -1 from a client
 

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import ApiResponse, Struct
+from typing import Annotated
+
+from kafkalite.limits import MAX_ACLS_PER_REQUEST, MAX_USERS_PER_REQUEST
+from kafkalite.protocol.structs import ApiResponse, AtMost, Struct
 
 
 class SaslHandshakeRequest(Struct):
@@ -16,7 +19,7 @@ class SaslHandshakeResponse(ApiResponse):
 
 
 class SaslAuthenticateRequest(Struct):
-    """The client's next message of a login. ``repr`` does not show it: it may be a password (S19)."""
+    """The client's next message of a login. ``repr`` hides it because it may contain a password (S19)."""
 
     auth_bytes: bytes
 
@@ -47,7 +50,7 @@ class Acl(Struct):
 
 
 class CreateAclsRequest(Struct):
-    acls: list[Acl]
+    acls: Annotated[list[Acl], AtMost(MAX_ACLS_PER_REQUEST)]
 
 
 class AclResult(Struct):
@@ -60,7 +63,7 @@ class CreateAclsResponse(ApiResponse):
 
 
 class AclSelection(Struct):
-    """Selects the rules with the values of all fields that are not None."""
+    """Selects rules. For each field here that is not None, a selected rule has the same value."""
 
     resource_type: int | None
     pattern_type: int | None
@@ -80,7 +83,7 @@ class DescribeAclsResponse(ApiResponse):
 
 
 class DeleteAclsRequest(Struct):
-    selections: list[AclSelection]
+    selections: Annotated[list[AclSelection], AtMost(MAX_ACLS_PER_REQUEST)]
 
 
 class DeletedAcls(AclResult):
@@ -92,7 +95,7 @@ class DeleteAclsResponse(ApiResponse):
 
 
 class DescribeUserScramCredentialsRequest(Struct):
-    users: list[str] | None  #: None: all users
+    users: Annotated[list[str], AtMost(MAX_USERS_PER_REQUEST)] | None  #: None: all users
 
 
 class ScramMechanismInfo(Struct):
@@ -132,8 +135,8 @@ class ScramCredentialUpsertion(ScramCredentialChange):
 
 
 class AlterUserScramCredentialsRequest(Struct):
-    deletions: list[ScramCredentialDeletion]
-    upsertions: list[ScramCredentialUpsertion]
+    deletions: Annotated[list[ScramCredentialDeletion], AtMost(MAX_ACLS_PER_REQUEST)]
+    upsertions: Annotated[list[ScramCredentialUpsertion], AtMost(MAX_ACLS_PER_REQUEST)]
 
 
 class AlteredUser(Struct):

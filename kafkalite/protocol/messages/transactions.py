@@ -12,7 +12,10 @@ all of these transactions.
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import ApiResponse, Distinct, PartitionItem, PartitionResult, Struct
+from typing import Annotated
+
+from kafkalite.limits import MAX_IDS, MAX_STATES_PER_REQUEST, MAX_TXN_GROUP_MEMBERS
+from kafkalite.protocol.structs import ApiResponse, AtMost, Distinct, PartitionItem, PartitionResult, Struct
 
 
 class TxnPartition(PartitionItem):
@@ -70,14 +73,14 @@ class WrittenMarker(Struct):
 
 
 class WriteTxnMarkersResponse(ApiResponse):
-    """Sent when the markers are committed and offsets in the transactions have taken effect (R33, R35)."""
+    """Sent when each marker has failed, or is committed and has made offsets take effect (R33, R35)."""
 
     markers: list[WrittenMarker]
 
 
 class ListTransactionsRequest(Struct):
     #: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort; an empty list selects all.
-    states: list[str]
+    states: Annotated[list[str], AtMost(MAX_STATES_PER_REQUEST)]
     min_duration_ms: int
 
 
@@ -95,7 +98,7 @@ class ListTransactionsResponse(ApiResponse):
 
 
 class DescribeTransactionsRequest(Struct):
-    transactional_ids: list[str]
+    transactional_ids: Annotated[list[str], AtMost(MAX_IDS)]
 
 
 class DescribedTransaction(Struct):
@@ -179,7 +182,8 @@ class TxnWinner(Struct):
 class EndTxnGroupRequest(Struct):
     application_id: str
     batch_id: int
-    winners: list[TxnWinner]  #: writers whose records are committed; the records of all others are aborted
+    #: Writers whose records are committed; the records of all others are aborted.
+    winners: Annotated[list[TxnWinner], AtMost(MAX_TXN_GROUP_MEMBERS)]
 
 
 class EndTxnGroupResponse(ApiResponse):

@@ -115,7 +115,7 @@ class Host:
         return self.name
 
     def executor(self) -> SimExecutor:
-        """Return an executor for one run of a program. Pending calls are dropped when that run ends."""
+        """Return an executor for one run of a program. Pending calls are dropped when that run is killed."""
         return SimExecutor(self.loop, self.disk)
 
     @property
@@ -127,7 +127,8 @@ class Host:
         return self.process is not None and self.process.is_paused
 
     def new_process(self) -> Process:
-        """Return a new process, which runs nothing yet. The previous process must have ended."""
+        """Return a new process, which runs nothing yet. The previous process must have ended. Turns the power
+        on."""
         assert not self.is_running, f"{self} runs {self.process}"
         self.run_count += 1
         process = Process(f"{self.name}#{self.run_count}", self.name)
@@ -141,7 +142,8 @@ class Host:
         return self.loop.spawn(self.new_process(), main)
 
     def kill(self) -> None:
-        """End the program as SIGKILL does. Its connections and locks are closed, and written data is kept."""
+        """End the program as SIGKILL does. Its connections are closed, its locks released, and its written
+        data is kept."""
         process = self.process
         if process is None or process.is_dead:
             return
@@ -150,7 +152,8 @@ class Host:
         self.filesystem.locked.clear()
 
     def lose_power(self) -> None:
-        """Cut the power. Each unsynced part of the disk survives or is lost. Peers are not notified."""
+        """Cut the power. Each unsynced part of the disk survives or is lost, as drawn from the seed. Peers
+        are not notified."""
         if self.process is not None:
             self.loop.kill(self.process)
         self.network.on_power_loss(self.name)

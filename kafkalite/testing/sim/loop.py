@@ -3,7 +3,8 @@
 The loop never waits: if no callback is ready, time jumps to the next timer. A ``Process`` is one run of a
 program on a simulated host. A context variable holds the process of the running code, and every callback that
 this code schedules inherits it. Therefore the loop can hold back all callbacks of a process (a pause, as by
-SIGSTOP), or drop them permanently (a kill, as by SIGKILL, after which no ``finally`` or ``except`` runs).
+SIGSTOP), or drop them permanently (a kill, as by SIGKILL, after which no ``finally`` or ``except`` runs
+until ``dispose``).
 
 Callbacks of one process run in the order in which they were scheduled, as asyncio guarantees. The order
 between processes is drawn from the seed.
@@ -77,7 +78,8 @@ class SimTask(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The event loop. Invariant: ``_active`` has exactly the processes with ready callbacks that may run."""
+    """The event loop. Invariant: ``_active`` has exactly the processes that are not paused and have ready
+    callbacks."""
 
     def __init__(self, rng: Rng) -> None:
         super().__init__()
@@ -149,6 +151,14 @@ class SimLoop(asyncio.BaseEventLoop):
             raise RuntimeError("a simulated process has no threads: pass a SimExecutor to run_in_executor")
         return super().run_in_executor(executor, func, *args)
 
+    async def getaddrinfo(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Raise RuntimeError: connections and listeners of TCP, which begin with this, need sockets."""
+        raise RuntimeError(
+            "no sockets in a simulation: connect to the given cluster, or use addresses inproc://NAME"
+        )
+
+    create_connection = create_server = getaddrinfo
+
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         pass  # a cancelled timer is dropped when it is due
 
@@ -182,8 +192,8 @@ class SimLoop(asyncio.BaseEventLoop):
                 handle._run()
                 if process.is_paused or process.is_dead:
                     break
-        if ready and not process.is_paused:
-            active.append(process)
+        if ready and not process.is_paused and process not in active:
+            active.append(process)  # else a callback has already added it, when ``ready`` was empty
 
     def _skip_to_next_timer(self) -> None:
         timers = self._timers
@@ -224,7 +234,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._active.remove(process)
 
     def dispose(self) -> None:
-        """Drop all pending callbacks and tasks, and silence the warnings of their finalizers."""
+        """Drop all callbacks, close the coroutines of all tasks, and silence the warnings of finalizers."""
         self._is_disposed = True
         self._active.clear()
         self._timers.clear()

@@ -1,8 +1,8 @@
 """The simulated network between hosts, and the effects of a host's or process's death on connections.
 
 As with TCP, written data arrives complete and in order, or the connection breaks. A cut link holds back all
-data in one direction. The data arrives when the link heals, unless its connection was closed meanwhile. A
-host without power does not respond. When it is powered again, it resets its former connections.
+data in one direction. The data arrives when the link heals, unless its connection was reset meanwhile. A host
+without power does not respond. When it is powered again, it resets its former connections.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class End(Protocol):
     def on_reset_by_peer(self) -> None: ...
 
     def on_own_death(self, *, is_polite: bool) -> None:
-        """Handle the death of this process: send a reset, or EOF if ``is_polite`` and no data is unread."""
+        """Handle the death of the process of this end: send a reset, or EOF if ``is_polite`` and no data is
+        unread."""
         ...
 
     def vanish(self) -> None:
@@ -60,7 +61,7 @@ class End(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Tuning:
-    """The properties of a link. The seed and tests may set them."""
+    """The delays of the data on a link, and how often a write is split."""
 
     delay_s: float = 0.0003  #: minimum delay
     jitter_s: float = 0.0003  #: mean addition to the minimum
@@ -70,7 +71,8 @@ class Tuning:
 
 
 class Item(NamedTuple):
-    """A segment: data, or a signal without data (the end of the stream, a reset)."""
+    """A segment: data, or a signal without data (a dial and its acceptance, the end of the stream, a
+    reset)."""
 
     kind: str  # data, eof, reset, call
     data: bytes
@@ -186,7 +188,7 @@ class Network:
         return list(self._links.values())
 
     def ends(self) -> list[End]:
-        """Return both ends of every open connection."""
+        """Return the open ends of all connections."""
         return list(self._ends)
 
     def next_port(self) -> int:
@@ -214,7 +216,8 @@ class Network:
         return len(chosen[:count])
 
     def on_process_death(self, process: Process) -> None:
-        """Close the process's connections as a kernel does. Peers receive its data, then EOF or a reset."""
+        """Remove the process's listeners, and close its connections as a kernel does. Peers receive its data,
+        then EOF or a reset."""
         for address in [address for address, each in self.listeners.items() if each.process is process]:
             del self.listeners[address]
         for end in [end for end in self._ends if end.process is process]:
@@ -235,7 +238,8 @@ class Network:
             orphans.append(end.peer)
 
     def on_power(self, host: str) -> None:
-        """Mark the host as powered. Soon afterwards, it resets the connections that it had before."""
+        """Mark the host as powered. Within 2 s, it resets the connections that it had before the power
+        loss."""
         self.is_powered[host] = True
         for end in self._orphans.pop(host, []):
             if end in self._ends:

@@ -8,8 +8,8 @@
         assert simulation.run(ask(), on=client) == b"pong"
 
 All random choices are drawn from the seed, with a separate generator for each part, so that a change in one
-part does not affect the choices of another. ``trace_hash`` covers all events and their times: two runs with
-the same seed have the same hash.
+part does not affect the choices of another. ``trace_hash`` covers all notes and all arrivals of data, with
+their times: two runs of the same program with the same seed have the same hash.
 """
 
 # Tests: tests/sim/test_host.py, tests/sim/test_loop.py
@@ -85,7 +85,7 @@ class Simulation:
         self.loop.set_exception_handler(self._on_loop_error)
 
     def rng(self, name: str) -> Rng:
-        """Return the generator of the part ``name``."""
+        """Return a new generator for the part ``name``. Generators of the same name draw the same numbers."""
         return random.Random(f"{self.seed}/{name}")
 
     def host(self, name: str) -> Host:
@@ -115,7 +115,11 @@ class Simulation:
             gc.enable()
 
     def run(self, story: Coroutine[Any, Any, T], *, on: Host | None = None) -> T:
-        """Run ``story`` as a program of the host ``on`` (None: outside of all hosts). Return its result."""
+        """Run ``story`` and return its result.
+
+        ``story`` runs in the running process of the host ``on``, or in a new process if none runs there. If
+        ``on`` is None, ``story`` runs outside of all hosts.
+        """
         task: asyncio.Task[T]
         if on is None:
             task = SimTask(story, loop=self.loop, name="story")
@@ -143,7 +147,7 @@ class Simulation:
         self.events.append((self.now_ms, "simulation", text))
 
     def trace(self, text: str) -> None:
-        """Add an event that is too frequent for ``story`` to the trace."""
+        """Add an event to the trace, but not to ``story``, because such events are too frequent."""
         line = f"{self.loop.time():.6f} {text}"
         self._hash.update(line.encode())
         if self.lines is not None:
@@ -157,7 +161,7 @@ class Simulation:
         self.probes[name] += times
 
     def violate(self, violation: Violation) -> None:
-        """Record a violation. Only the first one of a run is kept."""
+        """Add a violation to ``violations`` and to the trace."""
         self.note(f"VIOLATION {violation}")
         self.violations.append(violation)
 
@@ -173,9 +177,10 @@ class Simulation:
         self.violate(violation)
 
     def story(self, last: int = KEPT_EVENTS) -> list[str]:
-        """Return the newest ``last`` events as lines of text, in order."""
+        """Return the newest ``last`` events as lines of text, in order. The simulation keeps KEPT_EVENTS
+        events."""
         lines: list[str] = []
-        for now_ms, who, event in list(self.events)[-last:]:
+        for now_ms, who, event in list(self.events)[max(0, len(self.events) - last) :]:
             text = event if isinstance(event, str) else f"{event.levelname.lower()} {event.getMessage()}"
             lines.append(f"{now_ms:>7} ms  {who:<12} {text}")
             if isinstance(event, logging.LogRecord) and event.exc_info and event.exc_info[1]:

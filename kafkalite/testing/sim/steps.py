@@ -1,12 +1,16 @@
-"""Kills or pauses a program at a chosen step, or at every step in one simulation after the other.
+"""Kills or pauses a program before a chosen step. ``at_every_step`` repeats a simulation, each time with
+another step.
 
 A step is an event that can be observed from outside: a write to a connection, or a point that the program
 declares as a step (``await steps("process")`` just before an effect). Nothing observable happens between two
 steps, so a kill at each step covers a kill at any time::
 
     def life(steps: Steps) -> None:
-        with Simulation(seed=1) as simulation: ...
+        with Simulation(seed=1) as simulation:
+            host = simulation.host("server")
+            host.run(serve(steps))
             steps.watch(host, host.kill)
+            simulation.run(ask(), on=simulation.host("client"))
 
     labels = at_every_step(life)
 """
@@ -67,7 +71,8 @@ class Steps:
 
 
 def at_every_step(life: Callable[[Steps], None], *, stride: int = 1) -> list[str]:
-    """Run one simulation many times: first undisturbed, to count its steps, then with a fault at each step.
+    """Run one simulation many times: first without a fault, to count its steps, then with a fault at each
+    step.
 
     ``life`` runs the simulation with the given ``Steps``, which cause the fault. Returns the labels of all
     steps. With a ``stride``, only every ``stride``-th step has a run with a fault.

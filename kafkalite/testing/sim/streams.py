@@ -1,7 +1,7 @@
 """Streams between simulated hosts: the Transport for ``sim://host:port`` addresses.
 
-Two ``SimEnd`` form a connection, with a ``network.Link`` in each direction. Callbacks of the process that
-opened an end call its protocol, so the protocol pauses and dies with that process.
+Two ``SimEnd`` form a connection, with a ``network.Link`` in each direction. The protocol of an end is called
+in the process that opened the end, so the protocol pauses and dies with that process.
 """
 
 # Tests: tests/sim/test_network.py
@@ -35,7 +35,7 @@ def _network() -> Network:
 def parse_address(address: str) -> tuple[str, int]:
     """Return ``sim://host:port`` as (host, port). Raises ConfigError."""
     host, colon, port = address.removeprefix(SCHEME).rpartition(":")
-    if not address.startswith(SCHEME) or not host or not colon or not port.isdigit():
+    if not address.startswith(SCHEME) or not host or not colon or not port.isdecimal():
         raise ConfigError(key="address", value=address, allowed="sim://host:port")
     return host, int(port)
 
@@ -63,7 +63,8 @@ class SimTransport:
         return end is None
 
     async def _dial(self, address: str) -> SimEnd | None:
-        """Return the dialler's end of a new connection, or None if the host refuses the connection."""
+        """Return the dialler's end of a new connection, or None if the host refuses the connection. Raises
+        ConnectionFailedError if the host does not respond."""
         host, port = parse_address(address)
         network = _network()
         loop = network.loop
@@ -189,7 +190,8 @@ class SimEnd(StreamEnd):
             self._wake()
 
     def give_up(self) -> None:
-        """Stop waiting for the connection to be established."""
+        """Stop waiting for the connection to be established. If the peer has accepted it already, abort
+        it."""
         if self.peer is not self:
             self.abort()
 
@@ -197,7 +199,8 @@ class SimEnd(StreamEnd):
         self.peer._take(item)
 
     def _take(self, item: Item) -> None:
-        """Queue ``item`` for delivery, as the kernel of this end's host would. Runs outside its process."""
+        """Queue ``item`` for delivery, as the kernel of this end's host would. Runs outside the process of
+        this end."""
         if self._is_closing or self.process.is_dead:
             return
         if item.kind == "reset":

@@ -11,12 +11,11 @@ from kafkalite.testing import SyncCluster
 from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines.checks import CheckRun
 from sparkbridge.pipelines.definition import Sink
+from sparkbridge.pipelines.engine import Setting
 
 
 def check_run(servers: str, *sinks: Sink) -> CheckRun:
-    run: Any = SimpleNamespace(
-        setting=SimpleNamespace(servers=servers), pipeline=SimpleNamespace(sinks=sinks)
-    )
+    run: Any = SimpleNamespace(setting=Setting(servers), pipeline=SimpleNamespace(sinks=sinks))
     return CheckRun(run, None)  # type: ignore[arg-type]
 
 

@@ -45,10 +45,10 @@ def test_topics_that_exist_are_refused_before_any_is_made(
     """Otherwise, after deleting the named topics, a second try would find the created ones."""
     cluster.create_topic("demo-in")
     with pytest.raises(TopicAlreadyExistsError, match="demo-in exists; a demo creates its topics") as caught:
-        demo.fill(file, cluster.bootstrap_servers)
+        demo.fill(file, {"bootstrap.servers": cluster.bootstrap_servers})
     assert "kl topic delete demo-in," in caught.value.hint
     with Admin(cluster.bootstrap_servers) as admin:
         admin.delete_topics(["demo-in"])
-    assert demo.fill(file, cluster.bootstrap_servers) == {"demo-in": 2}
+    assert demo.fill(file, {"bootstrap.servers": cluster.bootstrap_servers}) == {"demo-in": 2}
     with pytest.raises(TopicAlreadyExistsError, match="demo-in, demo-out exist;"):
-        demo.fill(file, cluster.bootstrap_servers)
+        demo.fill(file, {"bootstrap.servers": cluster.bootstrap_servers})

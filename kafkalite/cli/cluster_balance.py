@@ -1,0 +1,306 @@
+"""``kl cluster balance``: moves replicas and leaderships so that brokers are loaded evenly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kafkalite.cli import connect, invocation
+from kafkalite.cli.cluster_wait import cluster
+from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError, UsageError
+from kafkalite.cli.invocation import duration_ms, listing_options
+from kafkalite.cli.output import Column, human_bytes, plural, print_document, print_listing, rows_of, write
+from kafkalite.client.admin.cluster_health import LIVE, ClusterView, look
+from kafkalite.durations import format_duration
+from kafkalite.errors import KafkaliteError
+from kafkalite.metadata.balance import (
+    Host,
+    HostPlan,
+    Load,
+    Measure,
+    Move,
+    PlacedPartition,
+    Plan,
+    plan_balance,
+    plan_drain,
+)
+from kafkalite.model import TopicPartition
+from kafkalite.protocol.messages.admin import DescribeLogDirsRequest, LogDirPartition
+
+if TYPE_CHECKING:
+    from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.cluster.client import ClusterClient
+
+DEFAULT_SAMPLE_MS: Final = 5_000
+DEFAULT_THROTTLE_BYTES: Final = 50_000_000
+_POLL_INTERVAL_S: Final = 0.5
+
+Logs = Mapping[tuple[int, str, int], LogDirPartition]
+"""(node id, topic, partition) → the log of that replica"""
+
+
+def _change(read: Callable[[Load], Any], show: Callable[[Any], str] = str) -> Callable[[HostPlan], str]:
+    """Return a function that shows a number of a broker's load before and after."""
+
+    def shown(host: HostPlan) -> str:
+        before, after = show(read(host.before)), show(read(host.after))
+        return before if before == after else f"{before} → {after}"
+
+    return shown
+
+
+def _rate(rate: float) -> str:
+    return f"{human_bytes(round(rate))}/s"
+
+
+_RATES: Final = ("rate", "leader_rate")
+
+_MOVE_COLUMNS: Final = (
+    Column("name", "PARTITION", read=lambda each: f"{each.topic}-{each.partition}"),
+    Column("topic"),
+    Column("partition"),
+    Column("replicas", "REPLICAS", read=lambda each: list(each.replicas)),
+    Column("new_replicas", "NEW REPLICAS", read=lambda each: list(each.new_replicas)),
+    Column("bytes_to_copy", "TO COPY", show=human_bytes),
+)
+_HOST_COLUMNS: Final = (
+    Column("node_id", "NODE"),
+    Column("replicas", "REPLICAS", read=_change(lambda load: load.replicas)),
+    Column("bytes", "BYTES", read=_change(lambda load: load.size_bytes, human_bytes)),
+    Column("rate", "WRITTEN", read=_change(lambda load: load.rate, _rate)),
+    Column("leaders", "LEADS", read=_change(lambda load: load.leaders)),
+    Column("leader_bytes", "BYTES LED", wide=True, read=_change(lambda load: load.leader_bytes, human_bytes)),
+    Column("leader_rate", "WRITTEN BY CLIENTS", read=_change(lambda load: load.leader_rate, _rate)),
+    Column("bytes_in", "COPIED IN", show=human_bytes),
+    Column("bytes_out", "COPIED OUT", show=human_bytes),
+)
+
+
+@cluster.command(
+    epilog="""\b
+Examples:
+  kl cluster balance                        even numbers of replicas and leaders
+  kl cluster balance --by bytes             even sizes
+  kl cluster balance --by rates --leaders   even rates of producers' bytes; copies nothing
+  kl cluster balance --by rates --leaders --apply
+  kl cluster balance --drain 3              where the replicas of node 3 could go"""
+)
+@click.option(
+    "--by",
+    "measure",
+    type=click.Choice([each.value for each in Measure]),
+    default=Measure.PARTITIONS.value,
+    show_default=True,
+    help="What is spread evenly: numbers of replicas, their bytes, or the bytes per second written to them.",
+)
+@click.option("--leaders", is_flag=True, help="Change only preferred leaders, which copies nothing.")
+@invocation.number_option(
+    "--drain", "drained", minimum=0, multiple=True, help="Move only the replicas of node N, away from it."
+)
+@invocation.number_option(
+    "--throttle",
+    default=DEFAULT_THROTTLE_BYTES,
+    show_default=True,
+    help="Bytes per second that each broker may send and receive, to tell the time that the copies take.",
+)
+@click.option(
+    "--sample",
+    "sample_ms",
+    type=duration_ms,
+    metavar="DURATION",
+    help=f"How long rates are measured.  [default: {DEFAULT_SAMPLE_MS // 1000}s with --by rates, else 0]",
+)
+@click.option("--apply", "applies", is_flag=True, help="Move it, and wait until that is done.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@listing_options
+def balance(
+    measure: str,
+    leaders: bool,
+    drained: tuple[int, ...],
+    throttle: int,
+    sample_ms: int | None,
+    applies: bool,
+    yes: bool,
+) -> None:
+    """Show what to move so that the brokers are loaded evenly. Without --apply, nothing is changed."""
+    if leaders and drained:
+        raise UsageError("--leaders moves no replicas, so it cannot be combined with --drain")
+    if sample_ms is None:
+        sample_ms = DEFAULT_SAMPLE_MS if measure == Measure.RATES.value else 0
+    if measure == Measure.RATES.value and sample_ms == 0:
+        raise UsageError("--by rates needs a --sample above 0")
+    hosts, partitions = connect.ask_cluster(lambda client: read_cluster(client, sample_ms))
+    if unknown := set(drained) - {host.node_id for host in hosts}:
+        raise connect.no_such_broker(min(unknown), [host.node_id for host in hosts])
+    if drained:
+        plan = plan_drain(hosts, partitions, drained)
+    else:
+        plan = plan_balance(hosts, partitions, Measure(measure), leaders_only=leaders)
+    _print(plan, throttle, has_rates=sample_ms > 0)
+    if applies and plan.moves:
+        if not yes:
+            invocation.confirm(f"Change {plural(len(plan.moves), 'partition')}?", "nothing was changed")
+        connect.ask_admin(lambda admin: _carry_out(admin, plan.moves))
+
+
+def _print(plan: Plan, throttle: int, *, has_rates: bool) -> None:
+    output = invocation.current().output
+    moves = rows_of(plan.moves, _MOVE_COLUMNS)
+    seconds = plan.duration_s(throttle)
+    if output == "name":
+        print_listing(moves, _MOVE_COLUMNS, output)
+        return
+    if output not in {"table", "wide"}:
+        document = {
+            "moves": moves,
+            "brokers": [_host_document(host, has_rates) for host in plan.hosts],
+            "bytes_to_copy": plan.bytes_to_copy,
+            "throttle": throttle,
+            "seconds": None if math.isinf(seconds) else round(seconds, 3),
+            "without_leader": [f"{topic}-{partition}" for topic, partition in plan.stuck],
+        }
+        print_document(document, output)
+        return
+    for topic, partition in plan.stuck:
+        invocation.say(f"{topic}-{partition} has no leader, so no replica of it can be copied")
+    print_listing(moves, _MOVE_COLUMNS, output, if_empty="nothing to move")
+    if moves:
+        write("\n")
+    columns = [column for column in _HOST_COLUMNS if has_rates or column.key not in _RATES]
+    print_listing(rows_of(plan.hosts, columns), columns, output)
+    if moves:
+        write(f"\n{_summary(plan.moves, plan.bytes_to_copy, seconds, throttle)}\n")
+
+
+def _summary(moves: Collection[Move], bytes_to_copy: int, seconds: float, throttle: int) -> str:
+    what = plural(len(moves), "partition")
+    if not bytes_to_copy:
+        return f"{what} to change, nothing to copy"
+    what = f"{what} to change, {human_bytes(bytes_to_copy)} to copy"
+    at = f"at {human_bytes(throttle)}/s a broker"
+    if math.isinf(seconds):
+        return f"{what}; it never ends {at}, because producers write as much to the moved partitions"
+    return f"{what}, {format_duration(round(seconds * 1000))} {at}"
+
+
+def _host_document(host: HostPlan, has_rates: bool) -> dict[str, Any]:
+    unknown = {} if has_rates else dict.fromkeys(_RATES)
+    return {
+        "node_id": host.node_id,
+        "before": host.before._asdict() | unknown,
+        "after": host.after._asdict() | unknown,
+        "bytes_in": host.bytes_in,
+        "bytes_out": host.bytes_out,
+    }
+
+
+async def _carry_out(admin: Admin, moves: Collection[Move]) -> None:
+    """Reassign the partitions, wait until that is done, and elect the new preferred leaders.
+
+    Raises CheckFailedError if other reassignments are in progress, because the plan does not know where they
+    end, and PartialFailureError if a partition was refused or could not get its preferred leader.
+    """
+    import asyncio
+
+    if ongoing := await admin.list_partition_reassignments():
+        raise CheckFailedError(
+            f"{plural(len(ongoing), 'partition')} are being reassigned, such as {next(iter(ongoing))};"
+            " nothing was changed",
+            hint="try again when they are done",
+        )
+    targets = {TopicPartition(move.topic, move.partition): move.new_replicas for move in moves}
+    begun = await admin.alter_partition_reassignments(targets, return_exceptions=True)
+    failed = {tp: error for tp, error in begun.items() if isinstance(error, KafkaliteError)}
+    moving = [tp for tp in targets if tp not in failed]
+    while moving and await admin.list_partition_reassignments(moving):  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_INTERVAL_S)
+    if moving:
+        elected = await admin.elect_leaders(moving, return_exceptions=True)
+        failed |= {tp: error for tp, error in elected.items() if isinstance(error, KafkaliteError)}
+    for tp, error in failed.items():
+        invocation.say(f"{tp}: {error}")
+    if failed:
+        raise PartialFailureError(f"{len(failed)} of {plural(len(targets), 'partition')} are not as planned")
+    invocation.say(f"{plural(len(targets), 'partition')} changed")
+
+
+# --- reading the cluster ---------------------------------------------------------------------------
+
+
+async def read_cluster(client: ClusterClient, sample_ms: int = 0) -> tuple[list[Host], list[PlacedPartition]]:
+    """Return the brokers and partitions to plan with, internal topics included.
+
+    Sizes are those of the leaders' logs. Rates are measured for ``sample_ms``, or 0 if that is 0. Raises the
+    errors of ``ClusterClient.call``, also if a live broker does not respond.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    view = await look(client)
+    before, began = await _logs(client, view), loop.time()
+    if sample_ms:
+        await asyncio.sleep(sample_ms / 1000)
+        after = await _logs(client, view)
+        return hosts_of(view), placed(view, before, after, loop.time() - began)
+    return hosts_of(view), placed(view, before, before, 0.0)
+
+
+async def _logs(client: ClusterClient, view: ClusterView) -> dict[tuple[int, str, int], LogDirPartition]:
+    import asyncio
+
+    async def ask(node_id: int) -> Iterable[LogDirPartition]:
+        response = (await client.call(DescribeLogDirsRequest(None), node_id=node_id)).message
+        found: list[LogDirPartition] = response.partitions
+        return found
+
+    nodes = [broker.node_id for broker in view.live]
+    responses = await asyncio.gather(*map(ask, nodes))
+    return {
+        (node_id, log.topic, log.partition): log
+        for node_id, logs in zip(nodes, responses, strict=True)
+        for log in logs
+    }
+
+
+def hosts_of(view: ClusterView) -> list[Host]:
+    """Return the brokers of ``view`` for a plan. Pure."""
+    return [Host(each.node_id, each.rack, is_live=view.state_of(each) == LIVE) for each in view.brokers]
+
+
+def placed(view: ClusterView, before: Logs, after: Logs, seconds: float) -> list[PlacedPartition]:
+    """Return the partitions of ``view`` for a plan. Pure.
+
+    The logs were read twice, ``seconds`` apart; if that is 0, all rates are 0. A leader whose log is missing
+    counts with the largest log of its followers.
+    """
+    found: list[PlacedPartition] = []
+    live = {broker.node_id for broker in view.live}
+    for (topic, number), state in ((each.name, each.state) for each in view.partitions):
+        logs = [after[key] for node_id in state.replicas if (key := (node_id, topic, number)) in after]
+        led = (state.leader_id, topic, number)
+        size = after[led].size_bytes if led in after else max((log.size_bytes for log in logs), default=0)
+        rate = 0.0
+        if seconds and led in before and led in after:
+            rate = bytes_written(before[led], after[led]) / seconds
+        in_sync = tuple(node_id for node_id in state.isr if node_id in live)
+        replicas = tuple(state.replicas)
+        found.append(PlacedPartition(topic, number, replicas, state.leader_id, size, rate, in_sync))
+    return found
+
+
+def bytes_written(before: LogDirPartition, after: LogDirPartition) -> float:
+    """Return how many bytes were appended to a log between two descriptions of it.
+
+    That is the growth of the log. If retention or compaction removed records meanwhile, it is the number of
+    new offsets times the mean bytes per offset.
+    """
+    grown = after.size_bytes - before.size_bytes
+    is_cut = after.log_start_offset > before.log_start_offset or after.segment_count < before.segment_count
+    if grown >= 0 and not is_cut:
+        return grown
+    offsets = after.log_end_offset - after.log_start_offset
+    new = max(0, after.log_end_offset - before.log_end_offset)
+    return after.size_bytes * min(1.0, new / offsets) if offsets else 0.0

@@ -1,0 +1,164 @@
+"""kl cluster reassign, kl cluster decommission, kl topic alter -r."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kafkalite.cli import cluster_reassign
+from kafkalite.cli.cluster_reassign import _parsed
+from kafkalite.cli.exit_codes import UsageError
+from kafkalite.model import TopicPartition
+from kafkalite.testing import SyncCluster
+
+Kl = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SyncCluster]:
+    with SyncCluster(brokers=3, controllers=1, transport="tcp", broker_session_timeout_ms=60_000) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def at(kl: Kl, cluster: SyncCluster) -> Callable[..., Any]:
+    return lambda *words, **more: kl(*words, "-b", cluster.bootstrap_servers, **more)
+
+
+def replicas(at: Kl, topic: str) -> list[list[int]]:
+    (described,) = json.loads(at("topic", "describe", topic, "-o", "json").out)
+    return [each["replicas"] for each in described["partitions"]]
+
+
+def test_a_plan_is_applied(at: Kl, cluster: SyncCluster, tmp_path: Any) -> None:
+    cluster.create_topic("planned", partitions=4, replication_factor=1)
+    plan = at("cluster", "reassign", "plan", "planned", "--brokers", "2,3")
+    assert plan.code == 0, plan.told
+    moves = json.loads(plan.out)["partitions"]
+    assert moves
+    assert all(set(move["replicas"]) <= {2, 3} for move in moves)
+    file = tmp_path / "plan.json"
+    file.write_bytes(plan.out)
+    applied = at("cluster", "reassign", "apply", str(file), "--wait")
+    assert applied.code == 0, applied.told
+    assert f"{len(moves)} reassignment" in applied.text
+    assert "0 partitions left to move" in applied.told
+    assert {node_id for (node_id,) in replicas(at, "planned")} <= {2, 3}
+    nothing = at("cluster", "reassign", "status")
+    assert (nothing.code, nothing.text) == (0, "")
+    assert "nothing is being moved" in nothing.told
+    assert at("cluster", "reassign", "apply", "-", stdin=b"[]").code == 2
+
+
+def test_a_topic_gets_more_replicas_and_fewer_only_on_request(at: Kl, cluster: SyncCluster) -> None:
+    cluster.create_topic("grows", partitions=2, replication_factor=1)
+    assert at("topic", "alter", "grows", "-r", "3").code == 0
+    assert at("cluster", "reassign", "apply", "-", "--wait", stdin=b'{"partitions": []}').code == 0
+    assert [sorted(each) for each in replicas(at, "grows")] == [[1, 2, 3], [1, 2, 3]]
+    assert at("topic", "alter", "grows", "-r", "2").code == 2
+    assert at("topic", "alter", "grows", "-r", "2", "--allow-replication-factor-change").code == 0
+    assert [len(each) for each in replicas(at, "grows")] == [2, 2]
+    assert at("topic", "alter", "grows", "-r", "9").code == 2
+
+
+def test_a_move_is_cancelled(at: Kl, cluster: SyncCluster) -> None:
+    cluster.create_topic("stays", partitions=1, replication_factor=1)
+    ((home,),) = replicas(at, "stays")
+    away = home % 3 + 1
+    cluster.stop(away)
+    plan = json.dumps({"partitions": [{"topic": "stays", "partition": 0, "replicas": [away]}]})
+    assert at("cluster", "reassign", "apply", "-", stdin=plan.encode()).code == 0
+    (row,) = json.loads(at("cluster", "reassign", "status", "-o", "json").out)
+    assert (row["name"], row["adding_replicas"], row["removing_replicas"]) == ("stays-0", [away], [home])
+    assert at("cluster", "reassign", "cancel").code == 2
+    assert at("cluster", "reassign", "cancel", "stays").text == "1 reassignment accepted\n"
+    assert replicas(at, "stays") == [[home]]
+    assert at("cluster", "reassign", "cancel", "--all").text == "nothing to move\n"
+    cluster.start(away)
+
+
+def test_a_broker_is_decommissioned(kl: Kl) -> None:
+    with SyncCluster(brokers=3, controllers=1, transport="tcp") as cluster:
+        cluster.create_topic("t", partitions=6, replication_factor=2)
+        servers = ("-b", cluster.bootstrap_servers)
+        dry = kl("cluster", "decommission", "3", "--dry-run", *servers)
+        assert json.loads(dry.out)["partitions"]
+        asked = kl("cluster", "decommission", "3", *servers, stdin=b"n\n")
+        assert asked.code == 1
+        assert "remove it for ever?" in asked.told
+        done = kl("cluster", "decommission", "3", "-y", *servers)
+        assert done.code == 0, done.told
+        assert done.text.endswith("node 3: removed; its id is retired\n")
+        assert all(3 not in each for each in replicas(lambda *words: kl(*words, *servers), "t"))
+        assert kl("cluster", "decommission", "3", "-y", *servers).code == 4
+
+
+def test_a_broker_with_the_last_copy_is_not_decommissioned(kl: Kl) -> None:
+    """Nothing can be copied from a node that is down, so its id must not be retired."""
+    with SyncCluster(brokers=3, controllers=1, transport="tcp") as cluster:
+        cluster.create_topic("t", partitions=6, replication_factor=1)
+        servers = ("-b", cluster.bootstrap_servers)
+        lost = [f"t-{number}" for number in range(6) if cluster.leader("t", number) == 3]
+        cluster.stop(3)
+        for option in ("-y", "--dry-run"):
+            refused = kl("cluster", "decommission", "3", option, *servers)
+            assert (refused.code, refused.text) == (9, "")
+            assert f"node 3 may have the last copy of {', '.join(lost)}: without a leader" in refused.told
+        assert kl("cluster", "reassign", "status", "-o", "name", *servers).text == ""
+        plan = kl("cluster", "reassign", "plan", "t", "--brokers", "1,2", *servers)
+        assert f"nothing can be copied, so these stay: {', '.join(lost)}" in plan.told
+
+
+def test_a_replica_that_came_meanwhile_stops_a_decommission(
+    at: Kl, cluster: SyncCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_topic("returns", partitions=1, replication_factor=1)
+    ((home,),) = replicas(at, "returns")
+    finished = cluster_reassign.finished
+
+    async def finished_and_undone(client: Any, partitions: Any) -> None:
+        await finished(client, partitions)
+        await cluster_reassign.alter(client, {TopicPartition("returns", 0): [home]})
+        await finished(client)
+
+    monkeypatch.setattr(cluster_reassign, "finished", finished_and_undone)
+    monkeypatch.setattr(cluster_reassign, "LAG_S", 0.0)
+    failed = at("cluster", "decommission", str(home), "-y")
+    assert failed.code == 9, failed.told
+    assert f"node {home} still has replicas of returns-0: a move was cancelled" in failed.told
+    assert f"hint: run 'kl cluster decommission {home}' again" in failed.told
+
+
+def test_nothing_is_planned_on_the_replicas_of_a_move(at: Kl, cluster: SyncCluster) -> None:
+    """They are those before and after together: a plan would count, drain or keep the wrong ones."""
+    cluster.create_topic("busy", partitions=1, replication_factor=1)
+    ((home,),) = replicas(at, "busy")
+    away, other = home % 3 + 1, (home + 1) % 3 + 1
+    cluster.stop(away)
+    target = json.dumps({"partitions": [{"topic": "busy", "partition": 0, "replicas": [away]}]})
+    assert at("cluster", "reassign", "apply", "-", stdin=target.encode()).code == 0
+    for command in (
+        ("topic", "alter", "busy", "-r", "1"),
+        ("topic", "alter", "busy", "-r", "2"),
+        ("cluster", "reassign", "plan", "busy", "--brokers", str(other)),
+        ("cluster", "decommission", str(home), "-y"),
+    ):
+        refused = at(*command)
+        assert (refused.code, refused.text) == (9, ""), refused.told
+        assert "busy-0: being moved already; nothing was changed" in refused.told
+    assert at("cluster", "reassign", "cancel", "busy").code == 0
+    assert at("cluster", "reassign", "plan", "busy", "--brokers", str(other)).code == 0
+    cluster.start(away)
+
+
+def test_plans_of_other_tools_are_read() -> None:
+    kafka = {"version": 1, "partitions": [{"topic": "t", "partition": 2, "replicas": [1, 2]}]}
+    balance = {"moves": [{"topic": "t", "partition": 2, "replicas": [3, 2], "new_replicas": [1, 2]}]}
+    for document in (kafka, balance):
+        assert _parsed(json.dumps(document)) == {TopicPartition("t", 2): [1, 2]}
+    for text in ("", "[]", "{}", '{"partitions": [{}]}'):
+        with pytest.raises(UsageError, match="this is no plan"):
+            _parsed(text)

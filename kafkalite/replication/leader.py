@@ -19,6 +19,8 @@ R12 a replica joins once its progress, reported in this epoch, has reached the h
 R13 a replica joins as the incarnation that has fetched: its broker epoch is part of the proposal
 R14 a proposal is pending until a greater partition epoch is known; an error or a timeout does not end it
 R15 a replica leaves if it has not reached the leader's log end within replica.lag.time.max.ms
+R68 a replica joins only after it has synced the records that it had when it first reached the high watermark,
+    also with durability=page-cache
 """
 
 from __future__ import annotations
@@ -50,20 +52,25 @@ class _Follower:
     ``target_offset`` is the leader's log end at that time. At first, they are the time and the log end at
     which the leadership began. A follower that reaches the target counts as caught up as of ``target_ms``. A
     follower that reaches the leader's present log end counts as caught up now.
+
+    ``join_offset`` is the progress with which the follower has first reached the high watermark since it left
+    the in-sync set; -1 if it has not, or is in sync. It must be synced before the follower joins (R68).
     """
 
     __slots__ = (
         "broker_epoch",
         "caught_up_ms",
         "has_caught_up",
+        "join_offset",
         "log_start_offset",
+        "synced_end_offset",
         "target_ms",
         "target_offset",
     )
 
     def __init__(self, now_ms: int, leader_end_offset: int) -> None:
         self.broker_epoch = NO_BROKER_EPOCH
-        self.log_start_offset = -1
+        self.log_start_offset = self.join_offset = self.synced_end_offset = -1
         self.caught_up_ms = self.target_ms = now_ms
         # Whether the follower has caught up in this leadership; until then caught_up_ms is a grace period.
         self.has_caught_up = False
@@ -253,23 +260,32 @@ class PartitionLeader:
         *,
         broker_epoch: int,
         progress: int,
+        synced_end_offset: int,
         log_start_offset: int,
         leader_end_offset: int,
         now_ms: int,
     ) -> bool:
-        """Record the progress that a follower's fetch reports. Returns whether the high watermark moved.
+        """Record the progress and the synced end that a follower's fetch reports. Returns whether the high
+        watermark moved.
 
         Call it only if the follower's log does not diverge.
         """
         follower = self._followers[replica_id]
         follower.broker_epoch = broker_epoch
         follower.log_start_offset = log_start_offset
+        follower.synced_end_offset = synced_end_offset
         follower.reach(progress, leader_end_offset, now_ms)
-        return self.on_progress(replica_id, progress)
+        moved = self.on_progress(replica_id, progress)
+        if replica_id in self.isr:
+            follower.join_offset = -1
+        elif follower.join_offset < 0 and progress >= self.high_watermark:
+            follower.join_offset = progress
+        return moved
 
     def forget_follower(self, replica_id: int) -> None:
         """Discard the progress of a follower that stops or opens a new session (R12)."""
-        self._progress.pop(replica_id, None)
+        if self._progress.pop(replica_id, None) is not None:
+            self._followers[replica_id].join_offset = -1
 
     @property
     def has_followers(self) -> bool:
@@ -324,7 +340,19 @@ class PartitionLeader:
         if replica_id in self.isr or self._pending is not None:
             return False
         progress = self._progress.get(replica_id, -1)
-        return progress >= self.high_watermark and self.has_epoch_start(progress)
+        has_all = progress >= self.high_watermark and self.has_epoch_start(progress)
+        return has_all and self.has_synced(replica_id)
+
+    def has_synced(self, replica_id: int) -> bool:
+        """Whether a follower outside the in-sync set has synced the records that it had when it reached the
+        high watermark (R68).
+
+        With ``durability=fsync`` always true. With ``page-cache``, the records that it has copied may be old
+        and synced on replicas that leave when it has joined.
+        """
+        follower = self._followers[replica_id]
+        synced = follower.synced_end_offset
+        return synced >= self._progress.get(replica_id, 0) or 0 <= follower.join_offset <= synced
 
     def is_close(self, replica_id: int, now_ms: int) -> bool:
         """Whether the high watermark should wait for a follower, because the follower will probably join the
@@ -335,6 +363,8 @@ class PartitionLeader:
         if not self.epoch_start_offset <= progress < self.high_watermark:
             return False
         follower = self._followers[replica_id]
+        if follower.join_offset >= 0 and not self.has_synced(replica_id):
+            return False  # the sync may take longer than the wait
         return follower.has_caught_up and now_ms - follower.caught_up_ms <= JOIN_WAIT_MS
 
     @property

@@ -824,6 +824,7 @@ class Partition:
             replica_id,
             broker_epoch=broker_epoch,
             progress=min(fetch_offset, synced_end_offset) if self.is_synced_only else fetch_offset,
+            synced_end_offset=min(fetch_offset, synced_end_offset),
             log_start_offset=log_start_offset,
             leader_end_offset=log.log_end_offset,
             now_ms=now_ms,
@@ -884,6 +885,12 @@ class Partition:
         return self._leader is not None and self._leader.is_waiting
 
     # --- following -------------------------------------------------------------------------------------
+
+    @property
+    def syncs_appends(self) -> bool:
+        """Whether appended batches must be synced as soon as possible: with ``durability=fsync`` always, and
+        otherwise in a follower that is not in sync, because it joins by its synced end (R68)."""
+        return self.is_synced_only or (self._follower is not None and not self._follower.is_in_sync)
 
     def check_serves_near(self, current_leader_epoch: int) -> None:
         """Raise an error unless consumers may read from this follower (R65); NO_EPOCH accepts any epoch.

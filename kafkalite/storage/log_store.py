@@ -403,16 +403,15 @@ class LogStore:
             raise exhausted
 
     def _look_around(self, names: Iterable[str]) -> None:
-        """Report the directories of unknown logs, and remove the files of logs that an earlier process
-        deleted."""
+        """Report the directories of unknown logs, and retire those of logs that an earlier process deleted:
+        the delay of their removal begins again."""
         ours = set(self._names.values())
         unknown: list[str] = []
         for name in sorted(names):
             if name.endswith(layout.DELETED_SUFFIX):
-                if self._join(name) in self._retired:
-                    continue  # ``begin_removal`` returns it
-                if layout.parse_log_directory_name(name.partition(layout.DELETED_SUFFIX)[0]):
-                    self._fs.remove_tree(self._join(name))
+                is_log = layout.parse_log_directory_name(name.partition(layout.DELETED_SUFFIX)[0])
+                if is_log and self._join(name) not in self._retired:
+                    self._retired.add(self._join(name))
             elif layout.parse_log_directory_name(name) and name not in ours:
                 unknown.append(name)
         for name in unknown:
@@ -750,8 +749,9 @@ class LogStore:
         """Return a job that removes ``files``, which ``Log.take_retired`` returned, and the directories of
         deleted logs whose delay has passed; None if there are none.
 
-        The delay of ``delay_ms`` begins with the first call after the deletion. The job may run in any
-        thread. If it raises an error, the next start removes the rest, except torn tails.
+        The delay of ``delay_ms`` begins with the first call after the deletion, and again after a restart.
+        The job may run in any thread. If it raises an error, the next process removes the rest, except torn
+        tails.
         """
         files, directories = list(files), self._retired.due(now_ms, delay_ms)
         return partial(self._remove, files, directories) if files or directories else None

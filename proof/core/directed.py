@@ -18,7 +18,7 @@ from kafkalite.errors import TooManyOpenFilesError
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from proof.core.near_reader import NearReader
 from proof.core.parts import Message, ViolationError
-from proof.core.world import NEVER_MS, World
+from proof.core.world import BROKERS, NEVER_MS, World
 
 
 class Stage(World):
@@ -97,8 +97,8 @@ class Stage(World):
         return value in self.acknowledged
 
 
-def _stage(*, fsync: bool = False) -> Stage:
-    return Stage(1, fsync=fsync)
+def _stage(*, fsync: bool = False, node_ids: tuple[int, ...] = BROKERS) -> Stage:
+    return Stage(1, fsync=fsync, node_ids=node_ids)
 
 
 def any_answer() -> None:
@@ -261,6 +261,7 @@ def stale_broker_epoch() -> None:
     stage.deliver(stage.network.pop(0))
     stage.deliver(stage.take("fetched"))
     stage.network.clear()
+    stage.brokers[3].sync()
     stage.fetch(stage.brokers[3])
     held = stage.take("fetch")
     stage.lose(3)
@@ -549,6 +550,26 @@ def refused_sync() -> None:
         raise ViolationError(f"R55: {broker.log} is synced up to {broker.log.synced_end_offset}")
 
 
+def moved_unsynced() -> None:
+    """Schedule: a record that is synced everywhere moves to nodes that have not synced it, and all nodes lose
+    power."""
+    stage = _stage(node_ids=(*BROKERS, 4, 5))
+    stage.write(1)
+    stage.replicate(2, 3)
+    for broker in stage.brokers.values():
+        broker.sync()
+    stage.reassign([4, 5])
+    stage.tell(*stage.brokers)
+    stage.replicate(4, 5, rounds=3, synced=False)
+    stage.propose(stage.brokers[1], NEVER_MS)
+    stage.drain()
+    holders = [stage.brokers[node_id] for node_id in stage.state.replicas]
+    if max(broker.log.synced_end_offset for broker in holders) == 0:
+        raise ViolationError(f"R68: a power failure of {stage.state.replicas} loses a synced record")
+    stage.replicate(4, 5, rounds=3)
+    assert stage.state.replicas == (4, 5), stage.state
+
+
 def _near_stage() -> tuple[Stage, NearReader]:
     """Return a stage with one committed record, and a consumer in the rack of node 2."""
     stage = _stage()
@@ -629,6 +650,7 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R8-current-isr-only": _outcome(change_in_flight),
     "R9-below-min-isr": _outcome(below_min_isr),
     "R12-no-epoch-start": _outcome(before_epoch_start),
+    "R68-joins-unsynced": _outcome(moved_unsynced),
     "R13-no-cas": _outcome(late_duplicate),
     "R13-no-broker-epoch": _outcome(stale_broker_epoch),
     "R14-revert": _outcome(reverted_proposal),

@@ -108,6 +108,7 @@ class World:
         self.consumed: list[int | None] = []
         self.committed_end = 0  # the greatest high watermark of any leader
         self.near = NearReader(self, self.rng.choice(BROKERS[1:]))
+        self.synced_before = 0  # end of the committed records that the ISR had synced when a move began
         self.told_end = 0  # the last answer to the question where the partition ends
         self.written: dict[tuple[int, int], Entry] = {}
         self.leaders: dict[int, tuple[int, int]] = {}
@@ -228,6 +229,9 @@ class World:
 
     def reassign(self, target: list[int] | None) -> None:
         """Begin to move the partition to the brokers ``target``, or cancel that (R60)."""
+        in_sync = [self.brokers[node_id].log.synced_end_offset for node_id in self.state.isr]
+        known = min([*in_sync, self.committed_end]) if in_sync else 0
+        self.synced_before = max(self.synced_before, known)
         item = PartitionReassignment(TP.topic, 0, target)
         self.command(AlterPartitionReassignmentsRequest(1_000, True, [item]))
 
@@ -533,6 +537,8 @@ class World:
             is_candidate = broker.node_id in state.isr or broker.node_id in state.elr
             if is_candidate and broker.broker_epoch == self.image.brokers[broker.node_id].broker_epoch:
                 self._check_complete(broker)
+                if broker.node_id in state.isr and broker.log.synced_end_offset < self.synced_before:
+                    raise ViolationError(f"R68: {broker.node_id} joined before it has synced old records")
         for number, one in enumerate(up):
             for other in up[number + 1 :]:
                 low = max(one.log.log_start_offset, other.log.log_start_offset)

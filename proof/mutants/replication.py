@@ -54,6 +54,7 @@ def _counts_diverging_fetch(
         replica_id,
         broker_epoch=asked["broker_epoch"],
         progress=min(fetch_offset, synced) if self.is_synced_only else fetch_offset,
+        synced_end_offset=min(fetch_offset, synced),
         log_start_offset=asked["log_start_offset"],
         leader_end_offset=self.log.log_end_offset,
         now_ms=asked["now_ms"],
@@ -263,6 +264,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R12-no-epoch-start",
         "a replica joins the ISR before it has reached the start of the leader's epoch",
         {f"{_LEADER}.has_epoch_start": lambda self, progress: True},
+    ),
+    Mutant(
+        "R68-joins-unsynced",
+        "a replica joins the ISR with old records that it has not synced",
+        {f"{_LEADER}.has_synced": _yes},
     ),
     Mutant(
         "R13-no-broker-epoch",

@@ -21,7 +21,7 @@ from kafkalite.replication.follower import NextFetch
 from kafkalite.replication.partition import Partition
 from kafkalite.storage.compaction_swap import SwapWork
 from kafkalite.storage.log import Log
-from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.log_config import PAGE_CACHE, LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
 
@@ -87,6 +87,33 @@ async def test_records_written_before_the_disk_was_full_are_synced() -> None:
         take(bytes(record(1)) + bytes(record(2)))
     assert (log.log_end_offset, log.offline_reason) == (2, None)
     assert disk.marked == [hosted]
+
+
+async def test_r68_a_follower_syncs_at_once_until_it_is_in_sync() -> None:
+    disk = BusyDisk()
+    log = Log.create(MemoryFileSystem(), "/t-0", LogConfig(durability=PAGE_CACHE))
+    partition = Partition(TopicPartition("t", 0), "id", log, broker_id=2)
+    hosted = HostedPartition(partition, Waiters(asyncio.get_running_loop()), disk)  # type: ignore[arg-type]
+    listener = hosted.listener = Listener()
+
+    def take(offset: int) -> None:
+        response = answer(len(record(offset)), 0)
+        hosted.on_fetched(response, record(offset), partition.fetch_position(), 1)
+
+    hosted.follow(PartitionState((1, 2), (1,), 1, 0, 0))
+    take(0)
+    work = hosted.begin_sync()
+    assert (disk.marked, work is not None) == ([hosted], True)
+    assert work is not None
+    work.run()
+    hosted.finish_sync(work, None)
+    assert listener.outcomes == [NextFetch.NOW]
+    assert partition.fetch_position().synced_end_offset == 1
+    hosted.follow(PartitionState((1, 2), (1, 2), 1, 0, 1))
+    take(1)
+    assert disk.marked == [hosted]
+    hosted.follow(PartitionState((1, 2), (1,), 1, 0, 2))  # what it has copied may be missing elsewhere
+    assert disk.marked == [hosted, hosted]
 
 
 def answer(size_bytes: int, log_start_offset: int) -> ReplicaFetchedPartition:

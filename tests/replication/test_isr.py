@@ -96,6 +96,38 @@ def test_r12_the_start_of_the_epoch_counts_where_the_high_watermark_lags(new_lea
     assert isr.fetch(2, 3).may_join
 
 
+def test_r68_a_replica_joins_with_what_it_had_synced_when_it_reached_the_high_watermark(new_leader):
+    isr = Isr(new_leader, isr=(1,), records=3)
+    assert not isr.fetch(2, 3, synced=0).may_join
+    assert isr.propose() is None
+    isr.leader.append(b"more", acks=1)
+    assert not isr.fetch(2, 4, synced=2).may_join
+    assert isr.fetch(2, 4, synced=3).may_join  # with the page cache, records since then need no sync
+    assert isr.propose().isr == [1, 2]
+
+
+def test_r68_a_replica_that_has_left_or_opens_a_session_must_sync_again(new_leader):
+    isr = Isr(new_leader, isr=(1, 3), records=3)
+    isr.fetch(3, 3, synced=0)
+    assert isr.partition.high_watermark == 3  # a replica that is in sync counts by its log end
+    isr.state((1,), version=1)
+    isr.leader.append(b"more", acks=1)
+    assert not isr.fetch(3, 4, synced=3).may_join
+    assert isr.fetch(3, 4, synced=4).may_join
+    isr.partition.forget_follower(3)
+    assert not isr.fetch(3, 4, synced=3).may_join
+
+
+def test_r68_the_high_watermark_does_not_wait_for_a_sync(new_leader):
+    isr = Isr(new_leader, isr=(1,), records=3)
+    isr.fetch(2, 3, synced=0)
+    isr.leader.append(b"more", acks=1)
+    assert not isr.fetch(2, 3, synced=0).may_join
+    assert (isr.propose(), isr.partition.is_awaiting_replica) == (None, False)
+    assert isr.fetch(2, 3, synced=3).may_join  # soon
+    assert (isr.propose(), isr.partition.is_awaiting_replica) == (None, True)
+
+
 def test_r12_r13_only_the_live_incarnation_that_fetched_joins(new_leader):
     isr = Isr(new_leader, isr=(1,))
     isr.fetch(2, 0)

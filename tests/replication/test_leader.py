@@ -165,6 +165,7 @@ class TestReplicaThatIsAlwaysAMomentBehind:
             replica_id,
             broker_epoch=7,
             progress=end,
+            synced_end_offset=end,
             log_start_offset=0,
             leader_end_offset=at_end,
             now_ms=now_ms,

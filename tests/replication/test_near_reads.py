@@ -183,7 +183,13 @@ def leader() -> PartitionLeader:
     )
     for node_id, progress, start in ((2, 7, 0), (3, 9, 5), (4, 9, 0)):
         leader.on_fetch(
-            node_id, broker_epoch=1, progress=progress, log_start_offset=start, leader_end_offset=9, now_ms=0
+            node_id,
+            broker_epoch=1,
+            progress=progress,
+            synced_end_offset=progress,
+            log_start_offset=start,
+            leader_end_offset=9,
+            now_ms=0,
         )
     return leader
 

@@ -530,7 +530,7 @@ def test_deleting_a_log_is_durable_and_its_files_are_removed_later(fs: MemoryFil
     assert log.log_end_offset == 0
 
 
-def test_a_log_deleted_in_an_earlier_session_is_removed_at_the_start(
+def test_a_log_deleted_in_an_earlier_session_is_removed_after_the_delay(
     fs: MemoryFileSystem, write: Any
 ) -> None:
     store = open_store(fs)
@@ -538,7 +538,12 @@ def test_a_log_deleted_in_an_earlier_session_is_removed_at_the_start(
     store.delete_log(ORDERS)
     store.close()
     fs.make_dirs(PATH + "/not-ours.deleted")
-    open_store(fs, wanted={})
+    store = open_store(fs, wanted={})
+    assert store.has_retired and store.begin_removal(1_000) is None
+    assert f"{IDS[0]}-0.deleted" in fs.list_dir(PATH)
+    removal = store.begin_removal(61_000)
+    assert removal is not None
+    removal()
     assert f"{IDS[0]}-0.deleted" not in fs.list_dir(PATH)
     assert "not-ours.deleted" in fs.list_dir(PATH)
 

@@ -350,6 +350,7 @@ class HostedPartition:
             self._end_leadership(state)
         else:
             self._wake_near_readers()
+        self._sync_rest()
 
     def _wake_near_readers(self) -> None:
         """Let the fetches that wait at this follower read again: its role or in-sync state has changed."""
@@ -430,7 +431,7 @@ class HostedPartition:
         is_synced_only = self.partition.is_synced_only
         if step.appended_bytes:
             self._unread_bytes += step.appended_bytes
-            if is_synced_only:
+            if self.partition.syncs_appends:
                 self._scheduler.mark(self)
         if step.high_watermark_moved:
             self.on_high_watermark_moved()
@@ -570,8 +571,8 @@ class HostedPartition:
     # --- syncing
 
     def _sync_rest(self) -> None:
-        """Mark the log for the next sync round, unless its topic has durability=page-cache."""
-        if self.partition.is_synced_only:
+        """Mark the log for the next sync round, if appended batches must be synced soon (R7, R68)."""
+        if self.partition.syncs_appends:
             self.mark_unsynced()
 
     def mark_unsynced(self) -> bool:

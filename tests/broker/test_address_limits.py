@@ -87,7 +87,7 @@ async def test_a_broker_closes_further_connections_of_an_address(caplog: pytest.
         await eventually(lambda: broker._server.connection_count == 2)
         reader, writer = await asyncio.open_connection(host, int(port))
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
-            await asyncio.wait_for(reader.readexactly(1), 10)
+            await asyncio.wait_for(reader.readexactly(1), 30)
         writer.close()
         assert "all connections of 127.0.0.1 are open; raise max.connections.per.ip" in caplog.text
         other = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0))

@@ -346,14 +346,13 @@ async def test_new_partitions_end_the_wait() -> None:
         assert held_by(told.assignment) == [0, 1, 2, 3]
 
 
-async def test_a_stopping_broker_answers_held_heartbeats() -> None:
+async def test_a_stopping_broker_answers_held_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_group() as (broker, caller), WireClient(broker.address) as other:
         joined = await caller.call(heartbeat(1, 0))
         other.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
         await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
-        began = time.monotonic()
+        monkeypatch.setattr("kafkalite.broker.broker.STOP_GRACE_MS", 600_000)
         await broker.stop()
-        assert time.monotonic() - began < 4, "not after the grace period of 5 s"
         with pytest.raises(NotCoordinatorError):
             checked((await other.response()).message)
 

@@ -223,8 +223,7 @@ async def test_a_fetch_that_is_woken_too_early_waits_on(
     """With followers, a leader can only estimate how many bytes became readable."""
     await wire.call(new_topic("t"))
     async with WireClient(broker.address) as other:
-        started = time.monotonic()
-        pending = asyncio.create_task(other.call(fetch(0, max_wait_ms=5_000, min_bytes=400)))
+        pending = asyncio.create_task(other.call(fetch(0, max_wait_ms=3_600_000, min_bytes=400)))
         await eventually(lambda: broker.statistics().waiting_requests)
         (hosted,) = broker.partitions
         for _ in range(3):
@@ -234,7 +233,6 @@ async def test_a_fetch_that_is_woken_too_early_waits_on(
         batch = batch_of(b"x" * 400)
         await wire.call(produce(batch), batch)
         assert (await pending).partitions[0].length_bytes == len(batch)
-        assert time.monotonic() - started < 4
         empty = await other.call(fetch(1, max_wait_ms=30))
         assert empty.partitions[0].length_bytes == 0
 

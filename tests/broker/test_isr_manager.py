@@ -100,7 +100,7 @@ async def _run(made: IsrManager, until: Callable[[], object]) -> None:
     passes = (made.send_forever(), made.look_forever(), made.end_waits_forever())
     tasks = [asyncio.ensure_future(one) for one in passes]
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await eventually(until)
     finally:
         for task in tasks:

@@ -106,7 +106,7 @@ class World:
         ]
 
     async def done(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await eventually(lambda: not len(self.sender))
 
 
@@ -236,7 +236,7 @@ async def test_a_completion_that_could_not_be_recorded_is_repeated(world: World)
     world.shard.pending = [marker()]
     world.shard.refusals = [ErrorCode.COORDINATOR_NOT_AVAILABLE]
     world.sender.on_change(world.shard)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await eventually(lambda: world.shard.written)
     assert len(world.sent) == 2, "the marker is idempotent"
 

@@ -194,7 +194,7 @@ async def test_r65_a_follower_that_leaves_the_isr_ends_the_long_polls_of_its_con
         await eventually(lambda: len(cluster.brokers[near]._services.waiters) == 1)
         state = cluster.brokers[near].image.partition("t", 0)
         hosted.follow(state._replace(isr=(hosted.leader_id,), partition_epoch=state.partition_epoch + 1))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             (result,) = (await waiting).partitions
         assert result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 

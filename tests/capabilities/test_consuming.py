@@ -61,13 +61,13 @@ async def test_subscribe_by_list_and_by_pattern(broker: Broker) -> None:
     async with Consumer(
         "logs-a", "other", bootstrap_servers=servers, auto_offset_reset="earliest"
     ) as consumer:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             topics = {record.topic for record in [await consumer.getone(), await consumer.getone()]}
         assert topics == {"logs-a", "other"}
     async with Consumer(
         pattern="logs-.*", bootstrap_servers=servers, auto_offset_reset="earliest"
     ) as consumer:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             topics = {record.topic for record in [await consumer.getone(), await consumer.getone()]}
         assert topics == {"logs-a", "logs-b"}
 
@@ -141,7 +141,7 @@ async def test_a_parked_fetch_is_answered_by_the_next_append(broker: Broker) -> 
         assert not waiting.done()
         async with Producer(servers) as producer:
             await producer.send("t", b"100", partition=0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             (record,) = await waiting
         assert record.value == b"100"
 

@@ -225,11 +225,11 @@ async def test_a_batch_is_sent_when_it_has_enough_records_or_has_waited_long_eno
             await settle()
             assert broker.statistics().requests["PRODUCE"] == before, "it lingers"
             lingering = producer.send_nowait("t", b"x")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await asyncio.gather(*deliveries)
             assert not lingering.done()
             assert broker.statistics().requests["PRODUCE"] == before + 1
-        async with Producer(broker.bootstrap_servers, linger_ms=1) as producer, asyncio.timeout(5):
+        async with Producer(broker.bootstrap_servers, linger_ms=1) as producer, asyncio.timeout(30):
             await producer.send_nowait("t", b"x")
 
 

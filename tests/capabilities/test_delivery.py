@@ -110,7 +110,7 @@ async def test_a_commit_moves_the_offset_and_asking_brings_what_is_new(broker: B
         waiting = asyncio.ensure_future(consumer.get_one(timeout_ms=30_000))
         await settle()
         await producer.send("t", b"new", partition=0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             record = await waiting
         assert record is not None and record.offset == 100
         for offset in (10, 101):
@@ -130,7 +130,7 @@ async def test_what_each_acks_waits_for() -> None:
         async with none, leader, every:
             await every.send("t", b"0", partition=0)
             cluster.intercept(ApiKey.PRODUCE, drop_next(1))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await none.send("t", b"never", partition=0)
             cluster.intercept(ApiKey.REPLICA_FETCH, drop_next(1_000))  # replicas copy nothing from here on
             await leader.send("t", b"1", partition=0)

@@ -164,7 +164,7 @@ async def test_purging_frees_disk_space_by_itself(tmp_path: Path) -> None:
         before = used()
         assert before > 7_000_000
         await clock.advance(2 * DAY_MS)
-        async with asyncio.timeout(10):  # files go in a thread, whose time is not the virtual one
+        async with asyncio.timeout(30):  # files go in a thread, whose time is not the virtual one
             while used() >= before / 4:
                 await clock.advance(60_000)
                 await asyncio.sleep(0.001)

@@ -222,7 +222,7 @@ class TestOnTheWire:
         frame = struct.pack(">II", 4 * MIB, 0) + bytes(MIB)
         async with WireClient(controller_address(cluster)) as wire:
             wire.send_raw(frame)
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(30):
                 await wire.closed()
         own = of_node(cluster.nodes[1], 1)
         async with WireClient(controller_address(cluster)) as wire:

@@ -36,8 +36,8 @@ class Target:
     async def pause(self, duration_ms: int) -> None:
         self.steps.append("pause")
 
-    async def drive(self, timeout_ms: int = 10_000) -> str:
-        rules = CallRules(judge_broker_error, Backoff(1_000, 1_000))
+    async def drive(self, timeout_ms: int = 1_000_000) -> str:
+        rules = CallRules(judge_broker_error, Backoff(100_000, 100_000))
         now_ms = int(asyncio.get_running_loop().time() * 1000)
         plan = CallPlan(rules, now_ms=now_ms, timeout_ms=timeout_ms)
         return await drive(plan, locate=self.locate, dial=self.dial, send=self.send, pause=self.pause)
@@ -51,7 +51,7 @@ async def test_it_takes_the_steps_in_order() -> None:
 
 async def test_it_locates_again_after_a_pause_that_ends_early() -> None:
     target = Target(NotLeaderOrFollowerError())
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         assert await target.drive() == "response"
     assert target.steps == ["locate", "dial 2", "send 2", "pause", "locate", "dial 3", "send 3"]
 

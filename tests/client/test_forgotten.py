@@ -271,7 +271,7 @@ async def test_a_start_that_is_cancelled_at_any_point_leaves_nothing(fake_broker
         assert start.cancelled() and not producer.is_open, turns
         assert producer not in [one.client for one in forgotten._open], turns
     assert turns > 5
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while [task for task in asyncio.all_tasks() - before if "_close_at_the_end" in repr(task)]:
             await asyncio.sleep(0)
 

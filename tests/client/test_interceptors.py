@@ -143,7 +143,7 @@ async def _doubling(**settings: Any) -> AsyncIterator[Consumer]:
 
 async def _first(consumer: Consumer) -> bytes | None:
     """Return the value of the first record of a new loop."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async for record in consumer:
             return record.value
     return None
@@ -157,13 +157,13 @@ async def test_a_new_loop_continues_between_the_records_made_of_one(group_id: st
 
 @pytest.mark.parametrize("group_id", [None, "g"])
 async def test_get_one_returns_every_record_made_of_one(group_id: str | None) -> None:
-    async with _doubling(group_id=group_id) as consumer, asyncio.timeout(5):
+    async with _doubling(group_id=group_id) as consumer, asyncio.timeout(30):
         assert [(await consumer.getone()).value for _ in range(4)] == [b"a1", b"a2", b"b1", b"b2"]
         assert await consumer.get_one(timeout_ms=1) is None
 
 
 async def test_get_many_keeps_the_records_above_its_limit() -> None:
-    async with _doubling() as consumer, asyncio.timeout(5):
+    async with _doubling() as consumer, asyncio.timeout(30):
         assert [record.value for record in await consumer.get_many(3)] == [b"a1", b"a2", b"b1"]
         assert await _first(consumer) == b"b2"
         await consumer.seek(T0, 0)
@@ -184,7 +184,7 @@ async def test_records_kept_at_a_close_are_not_committed() -> None:
                 group_id="g",
                 interceptors=[Doubling()],
             ) as consumer:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     found += [(await consumer.getone()).value for _ in range(1 + len(found))]
     assert found == [b"a1", b"a1", b"a2"]
 
@@ -390,7 +390,7 @@ async def test_a_send_that_is_cancelled_reports_its_result_once() -> None:
         await cluster.create_topic("t")
         cluster.intercept("Produce", delay_next(1, delay_ms=500))
         placed = asyncio.ensure_future(producer.send("t", b"x" * 90_000))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not producer.undelivered():
                 await asyncio.sleep(0)
         waiting = asyncio.ensure_future(producer.send("t", b"y" * 90_000))
@@ -411,7 +411,7 @@ async def test_a_cancelled_send_many_reports_every_record_once() -> None:
         await cluster.create_topic("t")
         cluster.intercept("Produce", delay_next(1, delay_ms=500))
         sending = asyncio.ensure_future(producer.send_many("t", [b"x" * 90_000] * 3))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not producer.undelivered():
                 await asyncio.sleep(0)
         for _ in range(20):

@@ -54,7 +54,7 @@ class World:
             await asyncio.wait({self.task})
 
     async def until(self, *handled: Any) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self.handled != list(handled):
                 assert self.task is not None and not self.task.done(), self.task
                 assert len(self.handled) <= len(handled), self.handled
@@ -62,7 +62,7 @@ class World:
 
     async def read(self, topic: str, count: int) -> list[Record]:
         async with (
-            asyncio.timeout(10),
+            asyncio.timeout(30),
             Consumer(
                 topic, bootstrap_servers=self.broker.bootstrap_servers, auto_offset_reset="earliest"
             ) as consumer,
@@ -106,7 +106,7 @@ async def test_the_dead_letter_has_the_record_and_the_cause(world: World, policy
     world.failing = {b"bad": 9}
     await world.produce(b"good", b"bad")
     async with world.running(policy=policy):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(world.handled) < 4:
                 await world.clock.advance(10_000)
                 await asyncio.sleep(0.005)
@@ -150,7 +150,7 @@ async def test_a_delayed_record_survives_a_restart_and_waits_for_its_time(world:
     async with world.running(policy=DELAYED):
         await world.clock.advance(10_000)
         assert world.handled == [b"a"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(world.handled) < 2:
                 await world.clock.advance(10_000)
                 await asyncio.sleep(0.005)
@@ -189,7 +189,7 @@ async def test_options_of_a_consumer_may_stand_in_config(world: World) -> None:
     config = {"auto.offset.reset": "latest", "max.poll.records": 1, "client.id": "c"}
     config["auto.commit.interval.ms"] = 50
     async with world.running(config=config):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (world.handled and await world.committed()):
                 await world.produce(b"a")
                 await asyncio.sleep(0.02)
@@ -209,7 +209,7 @@ async def test_settings_that_break_at_least_once_are_refused(
     async with world.running(**settings):
         assert world.task is not None
         with pytest.raises(ConfigError, match=f"{key} .* after the records are handled"):
-            await asyncio.wait_for(asyncio.shield(world.task), 2)
+            await asyncio.wait_for(asyncio.shield(world.task), 30)
 
 
 async def test_errors_for_which_no_retry_helps_are_buried_at_once(world: World) -> None:
@@ -237,7 +237,7 @@ async def test_without_a_dead_letter_topic_the_last_error_ends_it(world: World) 
     async with world.running(policy=retrying.Policy(attempts=1, dead_letter=None)):
         assert world.task is not None
         with pytest.raises(ValueError, match="no b'a'"):
-            await asyncio.wait_for(asyncio.shield(world.task), 10)
+            await asyncio.wait_for(asyncio.shield(world.task), 30)
     assert (await world.committed()).get(TopicPartition("orders", 0), 0) == 0
 
 
@@ -385,7 +385,7 @@ async def test_a_dead_letter_topic_is_not_read_for_retries(world: World, dead_le
     policy = retrying.Policy(attempts=2, delay_topics=True, dead_letter=dead_letter)
     servers = world.broker.bootstrap_servers
     with pytest.raises(ConfigError, match="for ever"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await retrying.run(
                 world.handle, "orders", group_id="billing", bootstrap_servers=servers, policy=policy
             )
@@ -433,7 +433,7 @@ async def test_a_handler_that_does_not_accept_one_record_is_refused_before_a_rec
     await world.produce(b"1")
     servers = world.broker.bootstrap_servers
     with pytest.raises(ConfigError, match=re.escape("'async def handle(record)'")) as refused:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await retrying.run(handler, "orders", group_id="billing", bootstrap_servers=servers)
     assert named in str(refused.value)
     async with Admin(servers) as admin:
@@ -444,6 +444,6 @@ async def test_a_handler_that_does_not_accept_one_record_is_refused_before_a_rec
 @pytest.mark.parametrize("handler", [_Takes().one, functools.partial(_Takes().two, more=2), print, set().add])
 async def test_any_function_that_accepts_one_record_is_a_handler(world: World, handler: Any) -> None:
     await world.produce(b"1")
-    async with world.running(handler, auto_commit_interval_ms=10), asyncio.timeout(10):
+    async with world.running(handler, auto_commit_interval_ms=10), asyncio.timeout(30):
         while await world.committed() != {TopicPartition("orders", 0): 1}:
             await asyncio.sleep(0.01)

@@ -106,7 +106,7 @@ async def test_errors_that_need_no_metadata_are_late_too(
         await until_told(caplog, "orders-0")
         del fake_broker.always[ApiKey.FETCH]
         fake_broker.append("orders", 0, build_batch([b"a"]))
-        assert (await asyncio.wait_for(reading, 5)).value == b"a"
+        assert (await asyncio.wait_for(reading, 30)).value == b"a"
         assert not consumer._cluster.setbacks
 
 
@@ -135,7 +135,7 @@ async def test_an_open_transaction_that_holds_records_back_is_named(
                     "waiting: orders-0: an open transaction holds back the records from offset 1 on; "
                     "see 'kl txn list'",
                 )
-            assert (await asyncio.wait_for(reading, 5)).value == b"b"
+            assert (await asyncio.wait_for(reading, 30)).value == b"b"
             assert not consumer._cluster.setbacks
 
 

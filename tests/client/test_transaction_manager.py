@@ -446,7 +446,7 @@ async def test_a_cancellation_aborts(fake_broker: Any, coordinator: Any) -> None
         with pytest.raises(asyncio.CancelledError):
             await task
         assert coordinator.ends == [("app", 5000, 0, False)]
-        async with asyncio.timeout(5), producer.transaction():
+        async with asyncio.timeout(30), producer.transaction():
             await producer.send("t", b"yes")
     assert coordinator.committed("t") == [b"yes"]
 

@@ -218,7 +218,7 @@ def test_random_frames_leave_nothing_behind(new_loop: Make) -> None:
             for frame in frames:
                 writer.write(frame)
             writer.write_eof()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while await reader.read(65536):
                     pass
         except (ConnectionResetError, BrokenPipeError):
@@ -232,7 +232,7 @@ def test_random_frames_leave_nothing_behind(new_loop: Make) -> None:
         loop.run_until_complete(attack(broker, frames, handshake))
 
     async def after() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await eventually(lambda: not broker.statistics().connection_count)
         async with WireClient(broker.address) as wire:
             assert (await wire.call(metadata.DescribeClusterRequest())).error_code == 0
@@ -269,7 +269,7 @@ async def test_a_record_with_1001_headers_is_refused_by_the_producer_and_skipped
         assert (await producer.send_batch("t", 0, foreign)).base_offset == 1
         await producer.send("t", b"3")
     settings = {"bootstrap_servers": broker.address, "auto_offset_reset": "earliest"}
-    async with Consumer("t", **settings) as consumer, asyncio.timeout(10):
+    async with Consumer("t", **settings) as consumer, asyncio.timeout(30):
         record = await consumer.get_one()
         assert record is not None and len(record.headers) == MAX_HEADERS_PER_RECORD
         with pytest.raises(CorruptBatchError, match=r"t-0: the batch at offset 1 .*1001 exceeds") as refused:

@@ -176,7 +176,7 @@ async def test_a_broker_that_does_not_know_a_topic_takes_no_position_away() -> N
 
 async def _take(consumer: Consumer, count: int) -> list[Record]:
     records: list[Record] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(records) < count:
             records += await consumer.get_many(count - len(records), timeout_ms=5000)
     return records

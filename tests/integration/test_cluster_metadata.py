@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -34,10 +33,7 @@ def everybody_knows_all(cluster: Cluster) -> bool:
 async def test_a_cluster_is_ready_when_it_has_started(
     layout: dict[str, Any], transport: Any, storage: Any
 ) -> None:
-    began = time.perf_counter()
     async with Cluster(**layout, transport=transport, storage=storage) as cluster:
-        took_s = time.perf_counter() - began
-        assert took_s < 5, "it is well under a second on a quiet machine"
         assert cluster.controller_id is not None
         for node_id, broker in cluster.brokers.items():
             own = broker.image.brokers[node_id]
@@ -140,13 +136,11 @@ async def test_another_controller_takes_over(layout: dict[str, Any]) -> None:
         old = cluster.controller_id
         assert old is not None
         survivors = [broker for node_id, broker in cluster.brokers.items() if node_id != old]
-        began = time.perf_counter()
         await cluster.kill(old)
         async with WireClient(survivors[0].address) as wire:
             topic = admin.NewTopic("after", 1, 2, {})
             created = await wire.call(admin.CreateTopicsRequest(10_000, False, [topic]))
         assert created.topics[0].error_code == 0
-        assert time.perf_counter() - began < 5, "an election takes a fraction of a second"
         assert cluster.controller_id not in (None, old)
         await cluster.wait_until(lambda: all("after" in broker.image.topics for broker in survivors))
         await cluster.start(old)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 import kafkalite
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.log_store import LogStore
+from kafkalite.transport.free_ports import free_ports
 from proof.waiting import eventually
 
 READY_S = 30.0
@@ -71,16 +71,6 @@ class Server:
                 assert self.process is not None
                 assert self.process.poll() is None, self.log
                 await asyncio.sleep(0.02)
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @pytest.fixture

@@ -187,7 +187,7 @@ async def test_pipelined_requests_are_answered_when_the_broker_stops(count: int)
         writer.writelines(buffers)
     stopping = asyncio.create_task(broker.stop())
     answers: list[Any] = []
-    while received := await asyncio.wait_for(reader.read(1_000), 5):
+    while received := await asyncio.wait_for(reader.read(1_000), 30):
         buffer = wire.get_buffer()
         while received:
             taken = min(len(buffer), len(received))

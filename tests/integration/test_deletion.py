@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -77,10 +76,8 @@ async def test_a_deletion_beside_appends_and_another_deletion() -> None:
         await cluster.create_topic("t", configs=SMALL)
         await cluster.produce("t", [b"%d" % number for number in range(60)])
         async with cluster.admin() as admin, cluster.producer() as producer:
-            begun_s = time.monotonic()
             deletions = [admin.delete_records({T0: offset}) for offset in (10, 30, 20, 50)]
             sends = [producer.send("t", b"later") for _ in range(20)]
             starts, _ = await asyncio.gather(asyncio.gather(*deletions), asyncio.gather(*sends))
             assert all(start[T0] >= offset for start, offset in zip(starts, (10, 30, 20, 50), strict=True))
-            assert time.monotonic() - begun_s < 10
         assert len(await cluster.records("t")) == 30

@@ -16,7 +16,7 @@ async def test_members_go_on_when_their_coordinator_dies() -> None:
         one = cluster.consumer("t", **settings)
         two = cluster.consumer("t", **settings)
         async with one, two, cluster.producer() as producer:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while len(one.assignment()) == 3 or not two.assignment():
                     await asyncio.gather(one.get_many(timeout_ms=20), two.get_many(timeout_ms=20))
             before = (one.assignment(), two.assignment())

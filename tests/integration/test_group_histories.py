@@ -123,7 +123,7 @@ class Member(RebalanceListener):
         group._heartbeats._task = None
         group.start()
         # An expelled member finds out with the first response; until then it only seems to own partitions.
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             epoch = group.membership.epoch
             await group._heartbeats.wait_for_new_epoch(epoch, self.consumer._cluster.now_ms() + 100)
         self.task = asyncio.ensure_future(self.live())
@@ -184,7 +184,7 @@ async def test_random_lives(seed: int) -> None:
                 await world.event()
             if not world.members:
                 await world.event()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await eventually(lambda: sent <= world.processed)
             for member in world.members:
                 await member.close()

@@ -86,7 +86,7 @@ async def play(cluster: Cluster, issuer: Issuer, count: int = LOGINS) -> list[st
         talk = Talk(reader, writer)
         talk.send(frame_of(ApiKey.API_VERSIONS, 0, ["fuzz", "1"]))
         await talk.response()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             login = DrawnLogin(random.Random(number), issuer, is_mutant=number % 4 > 0)
             problems += await login.play(talk)
         writer.close()

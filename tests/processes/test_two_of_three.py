@@ -29,7 +29,7 @@ async def values(servers: str, partition: int) -> list[bytes | None]:
         await consumer.seek_to_beginning()
         end = (await consumer.end_offsets([place]))[place]
         found: list[bytes | None] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(found) < end:
                 found += [record.value for record in await consumer.get_many(timeout_ms=500)]
         return found

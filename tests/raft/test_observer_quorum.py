@@ -25,7 +25,7 @@ async def observing(fetch, machine):
 
 
 async def eventually(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.002)
 

@@ -325,5 +325,5 @@ async def test_closing_a_connection_ends_its_login() -> None:
         await asked.wait()
         connection.close()
         assert connection._renewing is not None
-        await asyncio.wait([connection._renewing], timeout=1)
+        await asyncio.wait([connection._renewing], timeout=30)
         assert connection._renewing.cancelled()

@@ -119,7 +119,7 @@ async def test_a_producer_that_stays_connected_goes_on_after_the_restored_record
             for value in (b"2", b"3"):
                 await producer.send("t", value)
             await cluster.restore(snapshot)
-            assert (await asyncio.wait_for(producer.send("t", b"x%d" % round_), 10)).offset == 1
+            assert (await asyncio.wait_for(producer.send("t", b"x%d" % round_), 30)).offset == 1
             assert await values(cluster, "t") == [b"1", b"x%d" % round_]
 
 

@@ -549,6 +549,7 @@ async def test_the_error_of_a_lookup_that_nobody_awaits_any_more_is_no_noise(
         held = asyncio.Event()
         fake_broker.fault(ApiKey.LIST_OFFSETS, make_fault(hold=held, code=code))
         assert await consumer.get_many(timeout_ms=1) == []
+        await eventually(lambda: fake_broker.count(ApiKey.LIST_OFFSETS))  # the fault is for this lookup
         first = consumer._finding
         assert first is not None
         consumer.assign([T0, T1])

@@ -118,7 +118,8 @@ class ServerProcess:
             self.send_signal(signal.SIGCONT)
         self.send_signal(number)
         try:
-            return await asyncio.wait_for(self.process.wait(), STOP_LIMIT_S)
+            async with asyncio.timeout(STOP_LIMIT_S):
+                return await self.process.wait()
         except TimeoutError:
             self.send_signal(signal.SIGKILL)
             return await self.process.wait()

@@ -115,7 +115,8 @@ class Direction:
                 self._bytes_until_cut = None
                 writer.write(data[:left])
                 with suppress(TimeoutError):  # a peer that does not read must not block the proxy
-                    await asyncio.wait_for(writer.drain(), 1)
+                    async with asyncio.timeout(1):
+                        await writer.drain()
                 connection.reset()
                 return False
         writer.write(data)

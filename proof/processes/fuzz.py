@@ -218,7 +218,8 @@ async def _visit(address: str, result: Result) -> None:
             return
         result.visits_ms.append((time.perf_counter() - begun_s) * 1000)
         with suppress(TimeoutError):
-            await asyncio.wait_for(result.is_over.wait(), VISIT_PAUSE_S)
+            async with asyncio.timeout(VISIT_PAUSE_S):
+                await result.is_over.wait()
 
 
 class Talk:

@@ -87,7 +87,8 @@ class JobProcess:
         self.send_signal(signal.SIGCONT)
         self.send_signal(number)
         try:
-            await asyncio.wait_for(self._process.wait(), _CLOSE_LIMIT_S)
+            async with asyncio.timeout(_CLOSE_LIMIT_S):
+                await self._process.wait()
         except TimeoutError:
             self.send_signal(signal.SIGKILL)
             await self._process.wait()

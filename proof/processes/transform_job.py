@@ -69,7 +69,8 @@ async def work(servers: str, transactional_id: str, is_over: asyncio.Event) -> N
     finally:
         for client in (consumer, producer):
             with suppress(KafkaliteError, TimeoutError):
-                await asyncio.wait_for(client.close(), _CLOSE_LIMIT_S)
+                async with asyncio.timeout(_CLOSE_LIMIT_S):
+                    await client.close()
 
 
 async def _live(servers: str, transactional_id: str) -> None:

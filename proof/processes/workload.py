@@ -136,7 +136,8 @@ class Workload:
                 number = await self._send_all(producer, client, number)
             finally:
                 with suppress(KafkaliteError, TimeoutError):  # each send has received its own error
-                    await asyncio.wait_for(producer.close(), _CLOSE_LIMIT_S)
+                    async with asyncio.timeout(_CLOSE_LIMIT_S):
+                        await producer.close()
 
     async def _send_all(self, producer: Producer, client: str, number: int) -> int:
         """Send until the end, or until the producer has failed permanently. Return the next number."""
@@ -196,7 +197,8 @@ class Workload:
                 await asyncio.sleep(0.1)
             finally:
                 with suppress(KafkaliteError, TimeoutError):
-                    await asyncio.wait_for(consumer.close(), _CLOSE_LIMIT_S)
+                    async with asyncio.timeout(_CLOSE_LIMIT_S):
+                        await consumer.close()
 
     def _note(self, session: str, records: list[Any]) -> None:
         polls: dict[int, Poll] = {}

@@ -150,7 +150,8 @@ async def test_2000_slow_connections_and_500_half_sent_frames_cost_no_more_than_
             nonlocal served
             async with Producer(server.address, retries=0, enable_idempotence=False) as producer:
                 while True:
-                    await asyncio.wait_for(producer.send("good", os.urandom(MIB // 2)), 30)
+                    async with asyncio.timeout(30):
+                        await producer.send("good", os.urandom(MIB // 2))
                     served += 1
 
         good = asyncio.create_task(serve())

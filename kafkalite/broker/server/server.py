@@ -1101,7 +1101,8 @@ class Server:
     async def wait_closed(self, grace_ms: int, *, level: int = logging.WARNING) -> None:
         """Return when all connections are closed. After ``grace_ms``, log and abort those still open."""
         try:
-            await asyncio.wait_for(self._has_none.wait(), grace_ms / 1000)
+            async with asyncio.timeout(grace_ms / 1000):
+                await self._has_none.wait()
         except TimeoutError:
             logger.log(
                 level,

@@ -7,6 +7,8 @@ R4  a log that diverges from the leader's log is truncated by leader epochs, nev
 R10 the high watermark is raised to min(the leader's, the follower's log end)
 R49 committed records are truncated only after an unclean election; otherwise a leader that lacks them is
     refused
+R69 a compacted log that is filled from the beginning is filled from one leader: it starts over after a change
+    of the leader
 """
 
 from __future__ import annotations
@@ -93,11 +95,21 @@ class PartitionFollower:
     committed_floor: int = 0  #: exclusive end of the records that are committed by the metadata; 0: unknown
     loss_epoch: int = NO_EPOCH  #: the leader epoch of the latest unclean election
     is_in_sync: bool = False  #: whether this replica is in the ISR by the metadata that it has replayed
+    #: The broker from which all records of this log were copied since it was empty; -1 if that is not known.
+    #: None if the replica has been in sync since its log was empty.
+    filled_from: int | None = None
+    must_start_over: bool = False  #: whether the first response empties the log (R69)
     agrees: bool = False  #: whether the leader has found no divergence since this role or a truncation began
 
     def position(self) -> FetchPosition:
-        """Return the position to report in the next fetch."""
+        """Return the position to report in the next fetch.
+
+        While the log must start over, it is that of an empty log: the leader must count no record of it.
+        """
         log = self.log
+        if self.must_start_over:
+            start = log.log_start_offset
+            return FetchPosition(self.leader_epoch, start, NO_EPOCH, start, start, self.version)
         return FetchPosition(
             self.leader_epoch,
             log.log_end_offset,
@@ -149,6 +161,7 @@ class PartitionFollower:
         log = self.log
         return bool(
             response.error_code
+            or self.must_start_over
             or response.diverging_epoch != NO_EPOCH
             or response.log_start_offset > log.log_start_offset
             or (
@@ -164,6 +177,8 @@ class PartitionFollower:
         The only error code that the response may have is OFFSET_OUT_OF_RANGE. Raises the same errors as
         ``Partition.on_fetched``.
         """
+        if self.must_start_over:
+            return self._start_over(response.log_start_offset)
         if response.error_code:
             return self._start_over_behind(response)
         if response.diverging_epoch != NO_EPOCH:
@@ -272,6 +287,7 @@ class PartitionFollower:
     def _start_over(self, offset: int) -> FollowerStep:
         self.version += 1
         self.log.reset_to(offset)
+        self.filled_from, self.must_start_over = self.leader_id, False
         return self._ends_at(offset)
 
     def _ends_at(self, end: int) -> FollowerStep:

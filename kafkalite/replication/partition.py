@@ -132,6 +132,7 @@ class Partition:
         "_before_max_ms",
         "_broker_id",
         "_counts_synced",
+        "_filled_from",
         "_follower",
         "_is_create_time",
         "_leader",
@@ -156,7 +157,9 @@ class Partition:
         *,
         broker_id: int,
         settings: PartitionSettings | None = None,
+        is_replacement: bool = False,
     ) -> None:
+        """``is_replacement``: the log has replaced a damaged one and has not been in sync since."""
         self.key = key
         self.topic_id = topic_id
         self.is_internal = key.topic.startswith(INTERNAL_PREFIX)  #: no client may write to it
@@ -168,6 +171,7 @@ class Partition:
         self._follower: PartitionFollower | None = None
         self._version = 0  # of the latest FetchPosition in earlier roles
         self._resigned_high_watermark = log.log_start_offset
+        self._filled_from = _NO_BROKER if is_replacement else None  # as ``PartitionFollower.filled_from``
         self._take_settings(settings or PartitionSettings())
 
     def __str__(self) -> str:
@@ -372,10 +376,16 @@ class Partition:
             if state.partition_epoch >= self.partition_epoch:
                 self.partition_epoch = state.partition_epoch
                 follower.is_in_sync = self._broker_id in state.isr
+                if follower.is_in_sync:
+                    follower.filled_from = None
             return
         assert state.leader_epoch >= self.leader_epoch, f"{self.key}: {state} is outdated"
         high_watermark = self.high_watermark
         self.resign()
+        filled_from = self._filled_by(state)
+        must_start_over = self.must_start_over(filled_from, state.leader)
+        if filled_from not in (None, state.leader):
+            filled_from = _NO_BROKER
         self.partition_epoch = state.partition_epoch
         if self.log.offline_reason is None:
             self.log.forget_empty_epoch()
@@ -389,7 +399,31 @@ class Partition:
             committed_floor=self.committed_floor(state, known_high_watermark),
             loss_epoch=state.loss_epoch,
             is_in_sync=self._broker_id in state.isr,
+            filled_from=filled_from,
+            must_start_over=must_start_over,
         )
+
+    def _filled_by(self, state: PartitionState) -> int | None:
+        """Return ``PartitionFollower.filled_from`` for a role that begins with ``state`` (R69).
+
+        After a restart it is not known for a replica that a reassignment has added and that has no role.
+        """
+        if self._broker_id in (*state.isr, *state.elr, *state.last_known_elr):
+            return None
+        if self.log.log_start_offset == self.log.log_end_offset:
+            return state.leader
+        if self.partition_epoch == NO_EPOCH and state.replica_epoch(self._broker_id):
+            return _NO_BROKER
+        return self._filled_from
+
+    def must_start_over(self, filled_from: int | None, leader_id: int) -> bool:
+        """Whether a role as follower of ``leader_id`` begins with an empty log (R69), because this compacted
+        log was partly filled from another broker.
+
+        The other one may not have removed yet the old record of a deleted key, and the leader may have
+        removed the tombstone already. A log with both parts would have the deleted key again.
+        """
+        return self.log.config.is_compacted and filled_from is not None and filled_from != leader_id >= 0
 
     def committed_floor(self, state: PartitionState, known_high_watermark: int) -> int:
         """Return the exclusive end of the records in this log that are committed according to the metadata
@@ -406,6 +440,10 @@ class Partition:
         """Give up the role. Until the next role, requests are refused with NOT_LEADER_OR_FOLLOWER."""
         self._resigned_high_watermark = self.high_watermark
         self._version = 1 + (self._version if self._follower is None else self._follower.version)
+        if self._follower is not None:
+            self._filled_from = self._follower.filled_from
+        elif self._leader is not None:
+            self._filled_from = None
         self._leader = self._follower = None
 
     def check_leader_epoch(self, current_leader_epoch: int) -> None:

@@ -28,7 +28,7 @@ COVERED: Final = tuple(
     name
     for name in effects()
     if name[:2] in {"R3", "R4", "R5", "R7", "R8", "R9"}
-    or name[:3] in {"R12", "R13", "R14", "R16", "R20", "R21", "R22", "R27", "R28", "R60", "R61", "R68"}
+    or name[:3] in {"R12", "R13", "R14", "R16", "R20", "R21", "R22", "R27", "R28", "R60", "R61", "R68", "R69"}
 )
 
 Found = tuple[int, bool, str]

@@ -16,6 +16,7 @@ from typing import Final, NoReturn
 
 from kafkalite.errors import TooManyOpenFilesError
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.core.filling import two_leaders
 from proof.core.near_reader import NearReader
 from proof.core.parts import Message, ViolationError
 from proof.core.world import BROKERS, NEVER_MS, World
@@ -651,6 +652,7 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R9-below-min-isr": _outcome(below_min_isr),
     "R12-no-epoch-start": _outcome(before_epoch_start),
     "R68-joins-unsynced": _outcome(moved_unsynced),
+    "R69-two-leaders": _outcome(two_leaders),
     "R13-no-cas": _outcome(late_duplicate),
     "R13-no-broker-epoch": _outcome(stale_broker_epoch),
     "R14-revert": _outcome(reverted_proposal),

@@ -61,7 +61,13 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "R62-old-log-kept",
         "a replica that is added again continues the log that it had before its removal",
-        {"kafkalite.storage.log_store:is_earlier_replica": lambda stored_epoch, replica_epoch: False},
+        {
+            "kafkalite.storage.log_store:is_earlier_replica": lambda stored_epoch, replica_epoch: False,
+            # R69 would empty the log of a compacted topic after the restart, too.
+            "kafkalite.replication.partition:Partition.must_start_over": (
+                lambda self, filled_from, leader_id: False
+            ),
+        },
     ),
     Mutant(
         "R63-replay-deletes",

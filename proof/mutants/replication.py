@@ -271,6 +271,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {f"{_LEADER}.has_synced": _yes},
     ),
     Mutant(
+        "R69-two-leaders",
+        "a compacted log is filled from two leaders, of which one has removed a tombstone",
+        {f"{_PARTITION}.must_start_over": lambda self, filled_from, leader_id: False},
+    ),
+    Mutant(
         "R13-no-broker-epoch",
         "a replica's earlier incarnation joins the ISR",
         {

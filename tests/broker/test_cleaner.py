@@ -280,6 +280,25 @@ async def test_r41_a_tombstone_is_removed_only_while_every_replica_is_known_to_h
         assert not await has_tombstone(is_isolated=False)
 
 
+async def test_r41_a_pass_that_removes_tombstones_ends_when_a_replica_falls_out_of_sync(
+    new_topic: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have copied an old record already, and would not receive the tombstone."""
+    async with Broker(listeners="inproc://") as broker, WireClient(broker.address) as wire:
+        await wire.call(new_topic("t", **COMPACTED))
+        for number in range(60):
+            await send(wire, number)
+        hosted, cleaner = hosted_of(broker), cleaner_of(broker)
+        broker.housekeeping.checkpoint()
+        await eventually(lambda: not hosted.partition.log.has_unsynced)
+        size_bytes, answers = hosted.partition.log.size_bytes, [True, False]
+        monkeypatch.setattr(Cleaner, "may_forget", lambda *_: answers.pop(0) if answers else False)
+        await cleaner.clean()
+        assert (answers, hosted.partition.log.size_bytes) == ([], size_bytes)
+        await cleaner.clean()  # which keeps tombstones
+        assert hosted.partition.log.size_bytes < size_bytes
+
+
 async def test_a_consumer_skips_offsets_that_were_compacted_away() -> None:
     async with Cluster() as cluster:
         await cluster.create_topic("t", configs=COMPACTED)

@@ -11,10 +11,10 @@ import pytest
 
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.waiters import Waiters
-from kafkalite.errors import DiskFullError, NotLeaderOrFollowerError
+from kafkalite.errors import DiskFullError, NotLeaderOrFollowerError, OffsetNotAvailableError
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import TopicPartition
-from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
+from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition, ReplicaFetchPartition
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import stamp
 from kafkalite.replication.follower import NextFetch
@@ -60,6 +60,18 @@ class Listener:
 
     def on_progress(self, outcome: NextFetch | Exception) -> None:
         self.outcomes.append(outcome)
+
+
+class Follower:
+    """The watcher of a follower's fetches."""
+
+    def on_appended(self, size_bytes: int) -> None: ...
+
+    def on_moved(self) -> None: ...
+
+    def on_read_near(self) -> None: ...
+
+    def on_role_changed(self) -> None: ...
 
 
 def record(offset: int) -> memoryview:
@@ -235,6 +247,25 @@ def compactable(disk: BusyDisk) -> tuple[HostedPartition, Log, SwapWork, Any]:
     while not isinstance(step := steps.send(result), SwapWork):
         result = step()
     return hosted, log, step, steps
+
+
+async def test_r41_a_replica_that_is_not_in_sync_fetches_nothing_while_segments_are_replaced() -> None:
+    disk = BusyDisk()
+    hosted, log, swap, _steps = compactable(disk)
+    hosted.lead(PartitionState((2, 3, 4), (2, 3), 2, 1, 1), now_ms=1, known_high_watermark=0)
+
+    def fetch(node_id: int) -> None:
+        asked = ReplicaFetchPartition("id", 0, 1, log.log_end_offset, -1, 0, 0)
+        hosted.on_replica_fetch(node_id, 1, asked, Follower(), 1)
+
+    fetch(4)
+    hosted.swap(swap, lambda error: None)
+    fetch(3)
+    with pytest.raises(OffsetNotAvailableError):
+        fetch(4)
+    disk.finish()
+    assert swap.is_done
+    fetch(4)
 
 
 async def test_a_swap_and_other_deletions_run_one_after_the_other() -> None:

@@ -330,23 +330,27 @@ def compacted(node: Node) -> None:
         else:
             result = step()
     assert done.is_complete
+    save = node.log.finish_compaction(done, 1)
+    if save is not None:
+        save()
 
 
 def contents(node: Node) -> dict[bytes, bytes]:
-    """The latest value of each key."""
+    """The latest value of each key that is not deleted."""
     found: dict[bytes, bytes] = {}
     for batch in iter_batches(node.bytes()):
         if not batch.header.is_control:
             columns = batch.columns()
             found.update(zip(columns.keys, columns.values, strict=True))
-    return found
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def test_r4_a_follower_between_a_compacted_and_another_leader_goes_back_to_where_a_batch_begins():
     first, second, follower = (Node(number, is_compacted=True) for number in (1, 2, 3))
     nodes = (first, second, follower)
-    for node in nodes:
-        node.role(1, 0, isr=(1, 2))
+    for version, isr in enumerate([(1, 2, 3), (1, 2)]):  # the follower has been in sync
+        for node in nodes:
+            node.role(1, 0, version=version, isr=isr)
     for keys in ([b"a", b"b"], [b"a", b"b", b"c"], [b"a"], [b"b"]):
         batch = bytearray(build_batch([bytes(300)] * len(keys), keys, timestamps_ms=NOW_MS))
         first.partition.append(batch, check(batch), NOW_MS)
@@ -358,7 +362,7 @@ def test_r4_a_follower_between_a_compacted_and_another_leader_goes_back_to_where
     follower.partition.on_fetched(answer, data[:GAP_BYTES], now_ms=NOW_MS, asked=position)
     assert follower.log.log_end_offset == 4
     for node in nodes:
-        node.role(2, 1, version=1, isr=(2,))
+        node.role(2, 1, version=2, isr=(2,))
     position = follower.partition.fetch_position()
     answer, data = follower.ask(second, position)
     assert check(data[: total_length(data)]).base_offset == 2
@@ -375,21 +379,27 @@ def test_r4_a_follower_between_a_compacted_and_another_leader_goes_back_to_where
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_a_follower_catches_up_while_leaders_that_compacted_differently_take_turns(seed):
+    """Both have removed tombstones before they had to wait for the new replica (R41, R69)."""
     rng = random.Random(seed)
-    nodes = [Node(number, is_compacted=True, segment_bytes=4096) for number in (1, 2, 3)]
+    nodes = [
+        Node(number, is_compacted=True, segment_bytes=4096, delete_retention_ms=0) for number in (1, 2, 3)
+    ]
     leaders, late = nodes[:2], nodes[2]
     for node in nodes:
         node.role(1, 0, isr=(1, 2))
     latest = {}
     for count in range(60):
         keys = [b"%d" % rng.randrange(6) for _ in range(rng.randrange(1, 6))]
-        values = [b"%d %d " % (count, number) + bytes(200) for number in range(len(keys))]
+        values = [
+            b"%d %d " % (count, number) + bytes(200) if rng.randrange(4) else None
+            for number in range(len(keys))
+        ]
         latest.update(zip(keys, values, strict=True))
         batch = bytearray(build_batch(values, keys, timestamps_ms=NOW_MS))
         leaders[0].partition.append(batch, check(batch), NOW_MS)
         for _ in range(2):
             leaders[1].fetch(leaders[0])
-        if rng.randrange(12) == 0:
+        if rng.randrange(6) == 0:
             compacted(rng.choice(leaders))
     epoch = 0
     for _ in range(400):
@@ -410,7 +420,51 @@ def test_a_follower_catches_up_while_leaders_that_compacted_differently_take_tur
     assert late.log.log_end_offset == leader.log.log_end_offset
     assert late.partition.high_watermark == leader.partition.high_watermark
     for node in nodes:
-        assert contents(node) == latest
+        assert contents(node) == {key: value for key, value in latest.items() if value is not None}
+
+
+@pytest.mark.parametrize("is_compacted", [True, False])
+def test_r69_a_replica_that_was_never_in_sync_starts_over_under_another_leader(is_compacted):
+    first, second, added = (Node(number, is_compacted=is_compacted) for number in (1, 2, 3))
+    nodes = (first, second, added)
+    for node in nodes:
+        node.role(1, 0, isr=(1, 2))
+    for value in (b"a", b"b"):
+        batch = bytearray(build_batch([value], [b"key"], timestamps_ms=NOW_MS))
+        first.partition.append(batch, check(batch), NOW_MS)
+    for _ in range(2):
+        second.fetch(first)
+    added.fetch(first)
+    for node in nodes:
+        node.role(1, 1, version=1, isr=(1, 2))  # the same leader in another epoch
+    assert added.partition.fetch_position().fetch_offset == 2
+    for node in nodes:
+        node.role(2, 2, version=2, isr=(1, 2))
+    assert added.partition.fetch_position().fetch_offset == (0 if is_compacted else 2)
+    assert added.fetch(second).truncated_to == (0 if is_compacted else None)
+    added.fetch(second)
+    assert added.bytes() == second.bytes()
+    for node in nodes:
+        node.role(2, 2, version=3)  # in sync now
+    for node in nodes:
+        node.role(1, 3, version=4, isr=(1, 2))
+    assert added.partition.fetch_position().fetch_offset == 2
+
+
+@pytest.mark.parametrize("added", [(), ((3, 1),)])
+@pytest.mark.parametrize("is_replacement", [True, False])
+def test_r69_after_a_restart_the_leader_that_filled_a_replica_is_unknown(added, is_replacement):
+    leader, follower = Node(1), Node(3, is_compacted=True)
+    for node in (leader, follower):
+        node.role(1, 0, isr=(1,))
+    leader.write(b"a")
+    follower.fetch(leader)
+    state = PartitionState((1, 2, 3), (1,), 1, 0, 2, added_replicas=added)
+    again = Partition(
+        follower.partition.key, "a" * 32, follower.log, broker_id=3, is_replacement=is_replacement
+    )
+    again.become_follower(state)
+    assert again.fetch_position().fetch_offset == (0 if added or is_replacement else 1)
 
 
 def test_a_follower_deletes_what_its_leader_has_deleted(pair):

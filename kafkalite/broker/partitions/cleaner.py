@@ -4,7 +4,8 @@ A compaction computes on the event loop for a few milliseconds, sleeps about as 
 would block the loop for longer at a time (GIL). Disk work runs in the executor. Leaders and followers compact
 independently, each below its own high watermark. While a replica is out of sync, tombstones and markers are
 kept: that replica may still have the deleted records or the open transactions, and it fetches only from its
-log end on (R41).
+log end on (R41). A pass that removes some ends when a replica leaves the in-sync set or is added: that
+replica may fetch an old record before segments are replaced, and would not receive the tombstone after it.
 """
 
 from __future__ import annotations
@@ -135,16 +136,14 @@ class Cleaner:
         if log is None:
             return False
         work: CompactionPass | None = None
+        forgets = self.may_forget(hosted)
         try:
             work = log.begin_compaction(
-                self._clock.wall_ms(),
-                hosted.high_watermark,
-                self._max_keys,
-                may_forget=self.may_forget(hosted),
+                self._clock.wall_ms(), hosted.high_watermark, self._max_keys, may_forget=forgets
             )
             if work is None:
                 return False
-            await self._run(hosted, log, work)
+            await self._run(hosted, log, work, forgets=forgets)
             if hosted.is_busy or not work.is_complete:
                 return False
             save = log.finish_compaction(work, self._clock.wall_ms())
@@ -189,8 +188,9 @@ class Cleaner:
         if hosted.offline_reason is not None:
             hosted.on_offline()
 
-    async def _run(self, hosted: HostedPartition, log: Log, work: CompactionPass) -> None:
-        """Run all steps of a compaction, or return early if the log was deleted or truncated meanwhile.
+    async def _run(self, hosted: HostedPartition, log: Log, work: CompactionPass, *, forgets: bool) -> None:
+        """Run all steps of a compaction, or return early if the log was deleted or truncated meanwhile, or if
+        the pass ``forgets`` tombstones and a replica is out of sync before segments are replaced (R41).
 
         Raises the errors of the steps and of replacing segments.
         """
@@ -204,6 +204,8 @@ class Cleaner:
                 except StopIteration:
                     return
                 if isinstance(step, SwapWork):
+                    if forgets and not self.may_forget(hosted):
+                        return
                     await self._swap(hosted, log, step)
                     result = None
                 else:

@@ -284,7 +284,13 @@ class HostedPartition:
     def on_replica_fetch(
         self, node_id: int, broker_epoch: int, asked: ReplicaFetchPartition, watcher: Watcher, now_ms: int
     ) -> ReplicaFetchResult:
-        """Call ``Partition.on_replica_fetch``, which may raise. Register ``watcher`` for the follower."""
+        """Call ``Partition.on_replica_fetch``, which may raise. Register ``watcher`` for the follower.
+
+        Raises OffsetNotAvailableError for a follower that is not in sync while segments of a compacted log
+        are replaced: it could receive an old record, and not the tombstone that is being removed (R41).
+        """
+        if self._disk.is_deleting and self.is_compacted and node_id not in self.partition.in_sync_replicas:
+            raise OffsetNotAvailableError(f"the log of {self.key} is being changed; fetch it again")
         result = self.partition.on_replica_fetch(
             node_id,
             broker_epoch=broker_epoch,

@@ -683,7 +683,14 @@ class Partitions:
             return None
 
     def _host(self, key: TopicPartition, topic_id: str, log: Log, settings: PartitionSettings) -> None:
-        partition = Partition(key, topic_id, log, broker_id=self._node_id, settings=settings)
+        partition = Partition(
+            key,
+            topic_id,
+            log,
+            broker_id=self._node_id,
+            settings=settings,
+            is_replacement=self._store.replaced_end(key) is not None,
+        )
         hosted = HostedPartition(partition, self._waiters, self._scheduler)
         hosted.on_interrupted = self.has_failed.set
         self._hosted[key] = self._by_id[topic_id, key.partition] = hosted

@@ -7,6 +7,7 @@ dotted, as in Kafka. The Python name has underscores instead of dots and hyphens
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
@@ -24,7 +25,7 @@ _FALSE: Final = {"false", "no", "off", "0"}
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option. ``minimum`` and ``maximum`` are inclusive. ``choices`` are the values that ``parse`` may
-    return; None allows any."""
+    return; None allows any. ``items`` is a list's (regular expression of each item, the items in words)."""
 
     name: str
     kind: Kind
@@ -36,6 +37,7 @@ class Option:
     aliases: tuple[str, ...] = ()
     dynamic: bool = False
     is_secret: bool = False  #: its value is never shown (S13, S19)
+    items: tuple[str, str] | None = None
 
     @property
     def python_name(self) -> str:
@@ -46,6 +48,8 @@ class Option:
         """The allowed values in words, for error messages."""
         if self.choices is not None:
             return "one of " + ", ".join(str(choice) or "nothing" for choice in self.choices)
+        if self.items is not None:
+            return self.items[1]
         if self.kind in {"int", "float"}:
             return self._allowed_numbers + (", or a time such as 90s or 7d" if self._may_have_unit else "")
         words = {"bool": "true or false", "string": "text", "list": "a comma-separated list"}
@@ -78,6 +82,8 @@ class Option:
         if parsed is None:
             return None
         if self.choices is not None and parsed not in self.choices:
+            raise self._refused(value, source)
+        if self.items is not None and not all(re.fullmatch(self.items[0], item) for item in parsed):
             raise self._refused(value, source)
         if self.minimum is not None and parsed < self.minimum:
             raise self._refused(value, source)

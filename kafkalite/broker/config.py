@@ -36,9 +36,11 @@ from kafkalite.limits import (
     MIN_SEGMENT_BYTES,
 )
 from kafkalite.metadata.decision import ControllerSettings
+from kafkalite.metadata.throttles import FOLLOWER_RATE, LEADER_RATE
 from kafkalite.metadata.topic_config import (
     BROKER_DEFAULT_NAMES,
     BROKER_DEFAULT_OPTIONS,
+    DYNAMIC_BROKER_OPTIONS,
     TOPIC_OPTIONS,
     topic_defaults,
 )
@@ -95,6 +97,12 @@ def _topic_default(name: str) -> Any:
     """Return a dataclass field for the broker setting that is the default of a topic option."""
     topic_option = TOPIC_OPTIONS.get(BROKER_DEFAULT_NAMES[name].topic_name)
     option = dataclasses.replace(BROKER_DEFAULT_OPTIONS.get(name), default=topic_option.default)
+    return dataclasses.field(default=option.default, metadata={"option": option})
+
+
+def _dynamic(name: str) -> Any:
+    """Return a dataclass field for a broker setting that can also be changed while the broker runs."""
+    option = DYNAMIC_BROKER_OPTIONS.get(name)
     return dataclasses.field(default=option.default, metadata={"option": option})
 
 
@@ -225,6 +233,9 @@ class BrokerConfig:
     replica_high_watermark_checkpoint_interval_ms: int = option_field(
         5_000, "How often a leader records the high watermarks of its partitions.", minimum=1
     )
+
+    leader_replication_throttled_rate: int = _dynamic(LEADER_RATE)
+    follower_replication_throttled_rate: int = _dynamic(FOLLOWER_RATE)
 
     # --- behaviour: committed offsets
     offsets_topic_num_partitions: int = option_field(

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.cluster_wait import cluster
-from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError, UsageError
+from kafkalite.cli.cluster_load import read_cluster
+from kafkalite.cli.cluster_moves import (
+    begin,
+    elect_preferred,
+    end_throttle,
+    finished,
+    ongoing,
+    require_none_ongoing,
+    some,
+)
+from kafkalite.cli.cluster_wait import cluster as cluster
+from kafkalite.cli.exit_codes import PartialFailureError, UsageError
 from kafkalite.cli.invocation import duration_ms, listing_options
 from kafkalite.cli.output import Column, human_bytes, plural, print_document, print_listing, rows_of, write
-from kafkalite.client.admin.cluster_health import LIVE, ClusterView, look
 from kafkalite.durations import format_duration
-from kafkalite.errors import KafkaliteError
 from kafkalite.metadata.balance import (
     Host,
     HostPlan,
@@ -28,18 +36,12 @@ from kafkalite.metadata.balance import (
     plan_drain,
 )
 from kafkalite.model import TopicPartition
-from kafkalite.protocol.messages.admin import DescribeLogDirsRequest, LogDirPartition
 
 if TYPE_CHECKING:
-    from kafkalite.client.admin.admin import Admin
     from kafkalite.client.cluster.client import ClusterClient
 
 DEFAULT_SAMPLE_MS: Final = 5_000
 DEFAULT_THROTTLE_BYTES: Final = 50_000_000
-_POLL_INTERVAL_S: Final = 0.5
-
-Logs = Mapping[tuple[int, str, int], LogDirPartition]
-"""(node id, topic, partition) → the log of that replica"""
 
 
 def _change(read: Callable[[Load], Any], show: Callable[[Any], str] = str) -> Callable[[HostPlan], str]:
@@ -102,9 +104,8 @@ Examples:
 )
 @invocation.number_option(
     "--throttle",
-    default=DEFAULT_THROTTLE_BYTES,
-    show_default=True,
-    help="Bytes per second that each broker may send and receive, to tell the time that the copies take.",
+    help="Bytes per second that each broker may send and receive: with --apply the limit of the copies, else"
+    f" to tell the time that they take.  [default: no limit; {DEFAULT_THROTTLE_BYTES} to tell the time]",
 )
 @click.option(
     "--sample",
@@ -120,7 +121,7 @@ def balance(
     measure: str,
     leaders: bool,
     drained: tuple[int, ...],
-    throttle: int,
+    throttle: int | None,
     sample_ms: int | None,
     applies: bool,
     yes: bool,
@@ -132,18 +133,54 @@ def balance(
         sample_ms = DEFAULT_SAMPLE_MS if measure == Measure.RATES.value else 0
     if measure == Measure.RATES.value and sample_ms == 0:
         raise UsageError("--by rates needs a --sample above 0")
-    hosts, partitions = connect.ask_cluster(lambda client: read_cluster(client, sample_ms))
+    hosts, partitions = connect.ask_cluster(lambda client: _settled_cluster(client, sample_ms, applies))
     if unknown := set(drained) - {host.node_id for host in hosts}:
         raise connect.no_such_broker(min(unknown), [host.node_id for host in hosts])
     if drained:
         plan = plan_drain(hosts, partitions, drained)
     else:
         plan = plan_balance(hosts, partitions, Measure(measure), leaders_only=leaders)
-    _print(plan, throttle, has_rates=sample_ms > 0)
+    _print(plan, throttle or DEFAULT_THROTTLE_BYTES, has_rates=sample_ms > 0)
     if applies and plan.moves:
         if not yes:
             invocation.confirm(f"Change {plural(len(plan.moves), 'partition')}?", "nothing was changed")
-        connect.ask_admin(lambda admin: _carry_out(admin, plan.moves))
+        targets = {TopicPartition(move.topic, move.partition): move.new_replicas for move in plan.moves}
+        connect.ask_cluster(lambda client: _apply(client, targets, throttle))
+
+
+async def _settled_cluster(
+    client: ClusterClient, sample_ms: int, applies: bool
+) -> tuple[list[Host], list[PlacedPartition]]:
+    """Return the brokers and partitions to plan with.
+
+    While partitions are being moved, their replicas are those before and after together. Then raises
+    CheckFailedError if the plan is to be carried out, and warns otherwise.
+    """
+    if applies:
+        await require_none_ongoing(client)
+    elif moving := await ongoing(client):
+        names = some((each.topic, each.partition) for each in moving)
+        invocation.say(f"{names}: being moved now, and planned with the replicas before and after together")
+    return await read_cluster(client, sample_ms)
+
+
+async def _apply(
+    client: ClusterClient, targets: dict[TopicPartition, tuple[int, ...]], throttle: int | None
+) -> None:
+    """Reassign the partitions, wait until that is done, and elect the new preferred leaders.
+
+    Raises CheckFailedError if reassignments are in progress, because the plan does not know where they end,
+    and PartialFailureError if a partition was refused or could not get its preferred leader.
+    """
+    await require_none_ongoing(client)
+    moving = await begin(client, targets, throttle=throttle)
+    await finished(client, moving)
+    if throttle is not None:
+        await end_throttle(client)
+    failed = len(targets) - len(moving) + await elect_preferred(client, moving)
+    if failed:
+        raise PartialFailureError(f"{failed} of {plural(len(targets), 'partition')} are not as planned")
+    invocation.say(f"{plural(len(targets), 'partition')} changed")
 
 
 def _print(plan: Plan, throttle: int, *, has_rates: bool) -> None:
@@ -195,112 +232,3 @@ def _host_document(host: HostPlan, has_rates: bool) -> dict[str, Any]:
         "bytes_in": host.bytes_in,
         "bytes_out": host.bytes_out,
     }
-
-
-async def _carry_out(admin: Admin, moves: Collection[Move]) -> None:
-    """Reassign the partitions, wait until that is done, and elect the new preferred leaders.
-
-    Raises CheckFailedError if other reassignments are in progress, because the plan does not know where they
-    end, and PartialFailureError if a partition was refused or could not get its preferred leader.
-    """
-    import asyncio
-
-    if ongoing := await admin.list_partition_reassignments():
-        raise CheckFailedError(
-            f"{plural(len(ongoing), 'partition')} are being reassigned, such as {next(iter(ongoing))};"
-            " nothing was changed",
-            hint="try again when they are done",
-        )
-    targets = {TopicPartition(move.topic, move.partition): move.new_replicas for move in moves}
-    begun = await admin.alter_partition_reassignments(targets, return_exceptions=True)
-    failed = {tp: error for tp, error in begun.items() if isinstance(error, KafkaliteError)}
-    moving = [tp for tp in targets if tp not in failed]
-    while moving and await admin.list_partition_reassignments(moving):  # noqa: ASYNC110
-        await asyncio.sleep(_POLL_INTERVAL_S)
-    if moving:
-        elected = await admin.elect_leaders(moving, return_exceptions=True)
-        failed |= {tp: error for tp, error in elected.items() if isinstance(error, KafkaliteError)}
-    for tp, error in failed.items():
-        invocation.say(f"{tp}: {error}")
-    if failed:
-        raise PartialFailureError(f"{len(failed)} of {plural(len(targets), 'partition')} are not as planned")
-    invocation.say(f"{plural(len(targets), 'partition')} changed")
-
-
-# --- reading the cluster ---------------------------------------------------------------------------
-
-
-async def read_cluster(client: ClusterClient, sample_ms: int = 0) -> tuple[list[Host], list[PlacedPartition]]:
-    """Return the brokers and partitions to plan with, internal topics included.
-
-    Sizes are those of the leaders' logs. Rates are measured for ``sample_ms``, or 0 if that is 0. Raises the
-    errors of ``ClusterClient.call``, also if a live broker does not respond.
-    """
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    view = await look(client)
-    before, began = await _logs(client, view), loop.time()
-    if sample_ms:
-        await asyncio.sleep(sample_ms / 1000)
-        after = await _logs(client, view)
-        return hosts_of(view), placed(view, before, after, loop.time() - began)
-    return hosts_of(view), placed(view, before, before, 0.0)
-
-
-async def _logs(client: ClusterClient, view: ClusterView) -> dict[tuple[int, str, int], LogDirPartition]:
-    import asyncio
-
-    async def ask(node_id: int) -> Iterable[LogDirPartition]:
-        response = (await client.call(DescribeLogDirsRequest(None), node_id=node_id)).message
-        found: list[LogDirPartition] = response.partitions
-        return found
-
-    nodes = [broker.node_id for broker in view.live]
-    responses = await asyncio.gather(*map(ask, nodes))
-    return {
-        (node_id, log.topic, log.partition): log
-        for node_id, logs in zip(nodes, responses, strict=True)
-        for log in logs
-    }
-
-
-def hosts_of(view: ClusterView) -> list[Host]:
-    """Return the brokers of ``view`` for a plan. Pure."""
-    return [Host(each.node_id, each.rack, is_live=view.state_of(each) == LIVE) for each in view.brokers]
-
-
-def placed(view: ClusterView, before: Logs, after: Logs, seconds: float) -> list[PlacedPartition]:
-    """Return the partitions of ``view`` for a plan. Pure.
-
-    The logs were read twice, ``seconds`` apart; if that is 0, all rates are 0. A leader whose log is missing
-    counts with the largest log of its followers.
-    """
-    found: list[PlacedPartition] = []
-    live = {broker.node_id for broker in view.live}
-    for (topic, number), state in ((each.name, each.state) for each in view.partitions):
-        logs = [after[key] for node_id in state.replicas if (key := (node_id, topic, number)) in after]
-        led = (state.leader_id, topic, number)
-        size = after[led].size_bytes if led in after else max((log.size_bytes for log in logs), default=0)
-        rate = 0.0
-        if seconds and led in before and led in after:
-            rate = bytes_written(before[led], after[led]) / seconds
-        in_sync = tuple(node_id for node_id in state.isr if node_id in live)
-        replicas = tuple(state.replicas)
-        found.append(PlacedPartition(topic, number, replicas, state.leader_id, size, rate, in_sync))
-    return found
-
-
-def bytes_written(before: LogDirPartition, after: LogDirPartition) -> float:
-    """Return how many bytes were appended to a log between two descriptions of it.
-
-    That is the growth of the log. If retention or compaction removed records meanwhile, it is the number of
-    new offsets times the mean bytes per offset.
-    """
-    grown = after.size_bytes - before.size_bytes
-    is_cut = after.log_start_offset > before.log_start_offset or after.segment_count < before.segment_count
-    if grown >= 0 and not is_cut:
-        return grown
-    offsets = after.log_end_offset - after.log_start_offset
-    new = max(0, after.log_end_offset - before.log_end_offset)
-    return after.size_bytes * min(1.0, new / offsets) if offsets else 0.0

@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.cluster import ELECTION_TIMEOUT_MS, named_partitions
-from kafkalite.cli.cluster_balance import read_cluster
-from kafkalite.cli.cluster_wait import cluster
+from kafkalite.cli.cluster import named_partitions
+from kafkalite.cli.cluster_balance import cluster
+from kafkalite.cli.cluster_load import read_cluster
+from kafkalite.cli.cluster_moves import (
+    POLL_S,
+    Targets,
+    alter,
+    end_throttle,
+    finished,
+    ongoing,
+    require_none_ongoing,
+    some,
+    throttle_in_place,
+    throttle_option,
+)
 from kafkalite.cli.completion import complete_topics
-from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError, UsageError
+from kafkalite.cli.exit_codes import CheckFailedError, UsageError
 from kafkalite.cli.invocation import client_options, listing_options, number_option
 from kafkalite.cli.lazy_group import Group
-from kafkalite.cli.output import Column, plural, print_listing, rows_of, write
+from kafkalite.cli.output import Column, human_bytes, plural, print_listing, rows_of, write
 from kafkalite.client.admin.cluster_health import look, look_at_quorum
 from kafkalite.errors import broker_error
 from kafkalite.metadata.balance import PlacedPartition, plan_drain
 from kafkalite.metadata.placement import add_replicas, keep_replicas
 from kafkalite.model import TopicPartition
-from kafkalite.protocol.messages.admin import (
-    AlterPartitionReassignmentsRequest,
-    ListPartitionReassignmentsRequest,
-    OngoingReassignment,
-    PartitionReassignment,
-    UnregisterBrokerRequest,
-)
+from kafkalite.protocol.messages.admin import UnregisterBrokerRequest
 
 if TYPE_CHECKING:
     from kafkalite.client.cluster.client import ClusterClient
 
-POLL_S: Final = 0.3
-
 #: How long a broker may lag behind the controller that has ended the moves.
 LAG_S: Final = 5.0
-
-Targets = Mapping[TopicPartition, Sequence[int] | None]
-"""The replicas of each partition afterwards; None cancels."""
 
 _COLUMNS: Final = (
     Column("name", "PARTITION", read=lambda each: f"{each.topic}-{each.partition}"),
@@ -110,7 +111,7 @@ async def planned(
     no leader.
     """
     wanted = {(each.topic, each.partition) for each in await named_partitions(client, names)}
-    await _require_none_ongoing(client, wanted)
+    await require_none_ongoing(client, wanted)
     hosts, everything = await read_cluster(client)
     placed = [each for each in everything if (each.topic, each.partition) in wanted]
     allowed = {host.node_id for host in hosts} if brokers is None else set(brokers)
@@ -121,7 +122,7 @@ async def planned(
         drain = plan_drain(hosts, placed, left)
         moved = {(move.topic, move.partition): move.new_replicas for move in drain.moves}
         if drain.stuck:
-            invocation.say(f"without a leader, nothing can be copied, so these stay: {_some(drain.stuck)}")
+            invocation.say(f"without a leader, nothing can be copied, so these stay: {some(drain.stuck)}")
     racks = {host.node_id: host.rack for host in hosts if host.is_live and host.node_id in allowed}
     held = {node_id: sum(node_id in each.replicas for each in everything) for node_id in racks}
     targets: dict[TopicPartition, list[int]] = {}
@@ -158,20 +159,28 @@ def _fewer(partition: PlacedPartition, replicas: Sequence[int], factor: int) -> 
     epilog="""\b
 Examples:
   kl cluster reassign apply plan.json --wait
+  kl cluster reassign apply plan.json --throttle 20000000    20 MB/s a broker
   kl cluster balance -o json | kl cluster reassign apply -"""
 )
 @click.argument("file", type=click.File("r"), metavar="FILE")
 @_allow_option
+@throttle_option
 @_wait_option
 @client_options
-def apply(file: Any, allow_replication_factor_change: bool, wait: bool) -> None:
-    """Begin the moves of a plan: of 'reassign plan', of 'balance -o json', or of Kafka's tool."""
+def apply(file: Any, allow_replication_factor_change: bool, throttle: int | None, wait: bool) -> None:
+    """Begin the moves of a plan: of 'reassign plan', of 'balance -o json', or of Kafka's tool.
+
+    A throttle ends with --wait, or when 'kl cluster reassign status' finds nothing in progress.
+    """
     targets = _parsed(file.read())
 
     async def main(client: ClusterClient) -> None:
-        await alter(client, targets, may_change_factor=allow_replication_factor_change)
+        await alter(client, targets, may_change_factor=allow_replication_factor_change, throttle=throttle)
         if wait:
             await finished(client)
+            await end_throttle(client)
+        elif throttle is not None:
+            invocation.say("'kl cluster reassign status' removes the throttle when the moves are complete")
 
     connect.ask_cluster(main)
 
@@ -195,12 +204,24 @@ def _parsed(text: str) -> dict[TopicPartition, list[int]]:
 
 
 @reassign.command()
+@click.option("--preserve-throttles", is_flag=True, help="Do not remove a throttle when nothing is moved.")
 @listing_options
-def status() -> None:
-    """List the moves that are in progress."""
-    found = connect.ask_cluster(ongoing)
-    output = invocation.current().output
-    print_listing(rows_of(found, _COLUMNS), _COLUMNS, output, if_empty="nothing is being moved")
+def status(preserve_throttles: bool) -> None:
+    """List the moves that are in progress. If there are none, remove the throttle of earlier ones."""
+
+    async def main(client: ClusterClient) -> None:
+        found = await ongoing(client)
+        output = invocation.current().output
+        print_listing(rows_of(found, _COLUMNS), _COLUMNS, output, if_empty="nothing is being moved")
+        if found:
+            if rate := await throttle_in_place(client):
+                invocation.say(
+                    f"throttled: each broker sends and receives at most {human_bytes(rate)}/s of moves"
+                )
+        elif not preserve_throttles:
+            await end_throttle(client)
+
+    connect.ask_cluster(main)
 
 
 @reassign.command()
@@ -218,6 +239,7 @@ def cancel(names: tuple[str, ...], every: bool) -> None:
             wanted = {tuple(each) for each in await named_partitions(client, names)}
             found = [tp for tp in found if tp in wanted]
         await alter(client, dict.fromkeys(found))
+        await end_throttle(client)
 
     connect.ask_cluster(main)
 
@@ -231,8 +253,9 @@ Examples:
 @click.argument("node_id", type=click.IntRange(min=0), metavar="NODE")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Print what would be moved, as JSON; change nothing.")
+@throttle_option
 @client_options
-def decommission(node_id: int, yes: bool, dry_run: bool) -> None:
+def decommission(node_id: int, yes: bool, dry_run: bool, throttle: int | None) -> None:
     """Move all replicas off a broker, remove it from the cluster, and retire its node id.
 
     A broker that still runs stops then. A node that is a voter of the metadata quorum stays registered.
@@ -246,9 +269,11 @@ def decommission(node_id: int, yes: bool, dry_run: bool) -> None:
         invocation.confirm(f"Move {what} off node {node_id}, and remove it for ever?", "nothing was changed")
 
     async def main(client: ClusterClient) -> None:
-        await _require_none_ongoing(client, node_id=node_id)
-        await alter(client, targets)
+        await require_none_ongoing(client, node_id=node_id)
+        await alter(client, targets, throttle=throttle)
         await finished(client, set(targets))
+        if throttle is not None:
+            await end_throttle(client)
         await _require_empty(client, node_id)
         if is_voter:
             invocation.say(f"node {node_id} has no replica now; it stays registered, because it is a voter")
@@ -271,12 +296,12 @@ async def _drained(client: ClusterClient, node_id: int) -> tuple[dict[TopicParti
     known = [broker.node_id for broker in view.brokers]
     if node_id not in known:
         raise connect.no_such_broker(node_id, known)
-    await _require_none_ongoing(client, node_id=node_id)
+    await require_none_ongoing(client, node_id=node_id)
     hosts, placed = await read_cluster(client)
     plan = plan_drain(hosts, placed, [node_id])
     if plan.stuck:
         raise CheckFailedError(
-            f"node {node_id} may have the last copy of {_some(plan.stuck)}: without a leader, nothing can be"
+            f"node {node_id} may have the last copy of {some(plan.stuck)}: without a leader, nothing can be"
             " copied; nothing was changed",
             hint="'kl cluster status' shows the nodes that a partition waits for; start them, or delete the"
             " topic",
@@ -296,80 +321,8 @@ async def _require_empty(client: ClusterClient, node_id: int) -> None:
     while left := [name for name, state in (await look(client)).partitions if node_id in state.replicas]:
         if loop.time() >= until:
             raise CheckFailedError(
-                f"node {node_id} still has replicas of {_some(left)}: a move was cancelled, or a topic was"
+                f"node {node_id} still has replicas of {some(left)}: a move was cancelled, or a topic was"
                 " created meanwhile",
                 hint=f"run 'kl cluster decommission {node_id}' again",
             )
-        await asyncio.sleep(POLL_S)
-
-
-def _some(partitions: Collection[tuple[str, int]]) -> str:
-    """Return the names of up to three partitions, and how many more there are."""
-    names = [f"{topic}-{partition}" for topic, partition in sorted(partitions)]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-async def _require_none_ongoing(
-    client: ClusterClient, wanted: Collection[tuple[str, int]] = (), node_id: int | None = None
-) -> None:
-    """Raise CheckFailedError if one of the partitions ``wanted``, or one on the broker ``node_id``, is being
-    moved: its replicas are those before and after together, so they are none to plan with.
-    """
-    moving = [
-        (each.topic, each.partition)
-        for each in await ongoing(client)
-        if (each.topic, each.partition) in wanted or node_id in each.replicas
-    ]
-    if moving:
-        raise CheckFailedError(
-            f"{_some(moving)}: being moved already; nothing was changed",
-            hint="try again when 'kl cluster reassign status' lists nothing, or cancel the moves",
-        )
-
-
-# --- requests --------------------------------------------------------------------------------------
-
-
-async def alter(client: ClusterClient, targets: Targets, *, may_change_factor: bool = False) -> None:
-    """Begin or cancel reassignments, and print how many. Raises the BrokerError if all are refused, or
-    PartialFailureError if some are."""
-    if not targets:
-        click.echo("nothing to move")
-        return
-    items = [
-        PartitionReassignment(*tp, None if replicas is None else list(replicas))
-        for tp, replicas in targets.items()
-    ]
-    request = AlterPartitionReassignmentsRequest(ELECTION_TIMEOUT_MS, may_change_factor, items)
-    results = (await client.call(request)).message.partitions
-    failed = [each for each in results if each.error_code]
-    if failed and len(failed) == len(results):
-        raise broker_error(failed[0].error_code, failed[0].error_message or "")
-    for each in failed:
-        invocation.say(f"{each.topic}-{each.partition}: {each.error_message}")
-    click.echo(f"{plural(len(results) - len(failed), 'reassignment')} accepted")
-    if failed:
-        raise PartialFailureError(f"{len(failed)} of {len(results)} partitions were refused")
-
-
-async def ongoing(client: ClusterClient) -> list[OngoingReassignment]:
-    """Return the reassignments that are in progress."""
-    request = ListPartitionReassignmentsRequest(ELECTION_TIMEOUT_MS, None)
-    found: list[OngoingReassignment] = (await client.call(request)).message.partitions
-    return found
-
-
-async def finished(client: ClusterClient, partitions: set[TopicPartition] | None = None) -> None:
-    """Wait until no reassignment of ``partitions`` (None: of any) is in progress. Print how many are left."""
-    import asyncio
-
-    told = -1
-    while True:
-        keys = [TopicPartition(each.topic, each.partition) for each in await ongoing(client)]
-        left = sum(partitions is None or key in partitions for key in keys)
-        if left != told:
-            invocation.say(f"{plural(left, 'partition')} left to move")
-            told = left
-        if not left:
-            return
         await asyncio.sleep(POLL_S)

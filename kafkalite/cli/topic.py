@@ -308,11 +308,14 @@ async def _replicate(
     client: ClusterClient, name: str, factor: int, may_lower: bool, *, dry_run: bool
 ) -> None:
     """Begin to give each partition of the topic ``factor`` replicas."""
-    from kafkalite.cli.cluster_reassign import alter, planned
+    from kafkalite.cli.cluster_moves import alter
+    from kafkalite.cli.cluster_reassign import planned
     from kafkalite.client.admin.cluster_health import look
 
-    targets = await planned(client, [name], None, factor)
     view = await look(client)
+    if all(each.name.topic != name for each in view.partitions):  # ``planned`` also takes partitions
+        raise NotFoundError(f"there is no topic {name!r}", hint="kl topic list shows topics")
+    targets = await planned(client, [name], None, factor)
     counts = [len(each.state.replicas) for each in view.partitions if each.name.topic == name]
     if any(count > factor for count in counts) and not may_lower:
         raise UsageError(

@@ -19,6 +19,14 @@ from kafkalite.limits import (
 )
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.metadata.records import BROKER
+from kafkalite.metadata.throttles import (
+    FOLLOWER_RATE,
+    FOLLOWER_REPLICAS,
+    LEADER_RATE,
+    LEADER_REPLICAS,
+    REPLICA_ITEMS,
+    UNLIMITED,
+)
 from kafkalite.options import KINDS, Option, OptionRegistry
 from kafkalite.suggestions import did_you_mean
 
@@ -43,6 +51,7 @@ def _option(
     minimum: float | None = None,
     maximum: float = MAX_INT64,
     choices: tuple[str, ...] | None = None,
+    items: tuple[str, str] | None = None,
 ) -> Option:
     """Return a dynamic option of the same type as ``default``. A numeric option requires ``minimum``."""
     upper = None if minimum is None else maximum
@@ -55,6 +64,7 @@ def _option(
         maximum=upper,
         choices=choices,
         dynamic=True,
+        items=items,
     )
 
 
@@ -204,6 +214,20 @@ TOPIC_OPTIONS: Final = OptionRegistry(
             " records that the operating system has accepted, as Kafka does.",
             choices=("fsync", "page-cache"),
         ),
+        _option(
+            LEADER_REPLICAS,
+            (),
+            "The replicas whose broker, while it leads the partition, sends records to followers that are"
+            " not in sync at most at its leader.replication.throttled.rate.",
+            items=REPLICA_ITEMS,
+        ),
+        _option(
+            FOLLOWER_REPLICAS,
+            (),
+            "The replicas whose broker, while they are not in sync, fetches their records at most at its"
+            " follower.replication.throttled.rate.",
+            items=REPLICA_ITEMS,
+        ),
     ]
 )
 
@@ -274,6 +298,27 @@ BROKER_DEFAULT_OPTIONS: Final = OptionRegistry(
 Their default is None, which stands for the default of the topic option.
 """
 
+DYNAMIC_BROKER_OPTIONS: Final = OptionRegistry(
+    [
+        *BROKER_DEFAULT_OPTIONS,
+        _option(
+            LEADER_RATE,
+            UNLIMITED,
+            "How many bytes per second this broker may send of the partitions that it leads and that"
+            " leader.replication.throttled.replicas lists, to followers that are not in sync.",
+            minimum=1,
+        ),
+        _option(
+            FOLLOWER_RATE,
+            UNLIMITED,
+            "How many bytes per second this broker may fetch of its replicas that"
+            " follower.replication.throttled.replicas lists, while they are not in sync.",
+            minimum=1,
+        ),
+    ]
+)
+"""The broker settings that can be changed while the broker runs."""
+
 
 def topic_defaults(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
     """Return {topic option: typed default} from broker settings. Ignores settings that are None, and settings
@@ -323,14 +368,14 @@ def parse_topic_config(name: str, text: str | None) -> tuple[str, str | None]:
 def parse_broker_config(name: str, text: str | None) -> tuple[str, str | None]:
     """Return a broker override as ``parse_topic_config`` does.
 
-    Raises ConfigError for a name that is not in BROKER_DEFAULT_NAMES, or an invalid value.
+    Raises ConfigError for a name that is not in DYNAMIC_BROKER_OPTIONS, or an invalid value.
     """
-    if name not in BROKER_DEFAULT_OPTIONS:
-        known = ", ".join(BROKER_DEFAULT_NAMES)
-        advice = did_you_mean(name, BROKER_DEFAULT_NAMES, otherwise=f"these can: {known}", cutoff=0.8)
+    if name not in DYNAMIC_BROKER_OPTIONS:
+        names = [option.name for option in DYNAMIC_BROKER_OPTIONS]
+        advice = did_you_mean(name, names, otherwise=f"these can: {', '.join(names)}", cutoff=0.8)
         problem = "no option that can be changed while the broker runs"
         raise ConfigError(key=name, value=None, allowed=f"{problem}; {advice}")
-    return _canonical(BROKER_DEFAULT_OPTIONS, name, text)
+    return _canonical(DYNAMIC_BROKER_OPTIONS, name, text)
 
 
 _ONLY_CHOICE_BECAUSE: Final = {"compression.type": "the broker keeps batches as they were sent"}

@@ -306,6 +306,10 @@ class PartitionLeader:
         start = self._followers[replica_id].log_start_offset
         return 0 <= start <= offset <= self._progress.get(replica_id, -1)
 
+    def awaits(self, replica_id: int) -> bool:
+        """Whether the high watermark waits for the replica."""
+        return replica_id in self._quorum
+
     def is_in_sync(self, replica_id: int) -> bool:
         """Whether a follower is in the current in-sync set."""
         return replica_id in self.isr and replica_id in self._followers

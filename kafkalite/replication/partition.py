@@ -236,6 +236,11 @@ class Partition:
         """Return the in-sync set as this leader knows it; empty if this replica does not lead."""
         return frozenset() if self._leader is None else self._leader.isr
 
+    def awaits(self, node_id: int) -> bool:
+        """Whether this broker leads, and the high watermark waits for the replica of ``node_id``: it is in
+        sync, proposed for the in-sync set, or about to join it."""
+        return self._leader is not None and self._leader.awaits(node_id)
+
     @property
     def high_watermark(self) -> int:
         """The exclusive end of the committed records. Without a role, the last known high watermark."""

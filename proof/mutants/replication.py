@@ -22,6 +22,7 @@ from proof.mutants import Mutant
 _FOLLOWER: Final = "kafkalite.replication.follower:PartitionFollower"
 _LEADER: Final = "kafkalite.replication.leader:PartitionLeader"
 _PARTITION: Final = "kafkalite.replication.partition:Partition"
+_FETCHER: Final = "kafkalite.broker.replication.fetcher:Fetcher"
 _CONSUMER: Final = "kafkalite.client.consumer.assigned_partitions:AssignedPartitions"
 
 
@@ -254,6 +255,31 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R67-follower-believed",
         "a consumer resets its position because a follower answers OFFSET_OUT_OF_RANGE",
         {f"{_CONSUMER}.must_ask_leader": lambda wanted: False},
+    ),
+    Mutant(
+        "R70-leader-unlimited",
+        "a leader sends to throttled replicas without a limit",
+        {"kafkalite.broker.handlers.replica_fetch:_Updates.is_throttled": lambda self, replica: False},
+    ),
+    Mutant(
+        "R70-follower-unlimited",
+        "a follower fetches for throttled replicas without a limit",
+        {f"{_FETCHER}.is_throttled": lambda self, followed: False},
+    ),
+    Mutant(
+        "R70-leader-limits-in-sync",
+        "a leader throttles replicas that its high watermark waits for",
+        {f"{_LEADER}.awaits": lambda self, replica_id: False},
+    ),
+    Mutant(
+        "R70-follower-limits-in-sync",
+        "a follower throttles replicas in sync",
+        {
+            "kafkalite.broker.replication.replica_manager:ReplicaManager._is_in_sync": lambda self, hosted: (
+                False
+            ),
+            f"{_FETCHER}.is_awaited": lambda self, followed, position: False,
+        },
     ),
     Mutant(
         "R12-behind-high-watermark",

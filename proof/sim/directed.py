@@ -31,7 +31,7 @@ from kafkalite.protocol.messages.groups import OffsetFetchRequest
 from kafkalite.records.builder import build_batch
 from kafkalite.testing.sim.simulation import Violation
 from kafkalite.testing.wire import WireClient
-from proof.sim import damage, reassignments
+from proof.sim import damage, reassignments, throttles
 from proof.sim.nodes import CLUSTER_ID, CLUSTER_SECRET, SimNode
 from proof.sim.stage import Stage, play, values_of
 from proof.sim.workload import CLIENT_SETTINGS
@@ -452,6 +452,7 @@ async def told_diverged(stage: Stage) -> str | None:
 DIRECTED: Final[dict[str, Callable[[], str | None]]] = (
     damage.DIRECTED
     | reassignments.DIRECTED
+    | throttles.DIRECTED
     | {
         "R10-told-diverged": partial(play, told_diverged),
         "R23-endless-session": partial(play, endless_session),

@@ -137,3 +137,43 @@ def test_reprs(session: FetchSession) -> None:
     replica = session.list(position(5))
     assert repr(session) == f"<FetchSession {session.session_id} of node 2, 1 partitions>"
     assert "of node 2 at 5, open" in repr(replica)
+
+
+def test_records_of_a_throttled_replica_wait_and_others_do_not(session: FetchSession) -> None:
+    throttled, other = session.list(position(5)), session.list(position(5, partition=1))
+    throttled.on_appended(100)
+    session.throttle(throttled)
+    session.poll = poll = FakePoll()
+    session.missing_bytes = 1
+    throttled.on_appended(100)
+    assert (list(session.ready), poll.woken) == ([], 0)
+    other.on_appended(100)
+    assert (list(session.ready), poll.woken) == ([other], 1)
+    session.end_throttling()
+    assert (list(session.ready), session.throttled) == ([other, throttled], {})
+
+
+def test_a_throttled_replica_that_is_awaited_wakes_its_request(session: FetchSession) -> None:
+    replica = session.list(position(5))
+    replica.on_appended(100)
+    session.throttle(replica)
+    session.poll = poll = FakePoll()
+    session.missing_bytes = 1
+    session.end_throttling_of((TOPIC, 1))
+    assert poll.woken == 0
+    session.end_throttling_of((TOPIC, 0))
+    assert (list(session.ready), poll.woken) == ([replica], 1)
+
+
+@pytest.mark.parametrize("leaves", ["listed again", "forgotten", "led elsewhere"])
+def test_a_replica_leaves_the_throttled_ones(session: FetchSession, leaves: str) -> None:
+    replica = session.list(position(5))
+    replica.on_appended(100)
+    session.throttle(replica)
+    if leaves == "listed again":
+        session.list(position(6))
+    elif leaves == "forgotten":
+        session.forget((TOPIC, 0))
+    else:
+        replica.on_role_changed()
+    assert session.throttled == {}

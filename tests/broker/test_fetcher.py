@@ -10,6 +10,7 @@ import pytest
 
 from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.hosted_partition import FetchListener
+from kafkalite.broker.quotas.replication_quota import ReplicationQuota
 from kafkalite.broker.replication.fetcher import Fetcher
 from kafkalite.clock import SystemClock
 from kafkalite.errors import (
@@ -34,7 +35,7 @@ class FakeHosted:
     """A follower with outcomes chosen by a test."""
 
     def __init__(self, number: int) -> None:
-        self.key = SimpleNamespace(partition=number)
+        self.key = SimpleNamespace(topic="t", partition=number)
         self.topic_id = "t"
         self.leader_epoch = 4
         self.offline_reason: str | None = None
@@ -118,7 +119,17 @@ def leader() -> Leader:
 async def fetcher(leader: Leader) -> Any:
     broken: list[BaseException] = []
     config = BrokerConfig(node_id=2, replica_fetch_backoff_ms=20)
-    made = Fetcher(1, config, SystemClock(), leader.connect, lambda: 77, broken.append, lambda *_: None)
+    made = Fetcher(
+        1,
+        config,
+        SystemClock(),
+        leader.connect,
+        lambda: 77,
+        broken.append,
+        lambda *_: None,
+        ReplicationQuota(),
+        lambda _: False,
+    )
     yield made
     made.close()
     assert not broken

@@ -84,7 +84,14 @@ def partition(number: int) -> Any:
 
 def manager(channel: FakeChannel, partitions: list[Any]) -> IsrManager:
     led = SimpleNamespace(led=lambda: partitions)
-    made = IsrManager(SystemClock(), led, channel, node_id=1, lag_ms=100)  # type: ignore[arg-type]
+    made = IsrManager(
+        SystemClock(),
+        led,  # type: ignore[arg-type]
+        channel,  # type: ignore[arg-type]
+        node_id=1,
+        lag_ms=100,
+        on_awaited=lambda _: None,
+    )
     brokers = {1: BrokerState(1, 11, (), None, 0), 2: BrokerState(2, 12, (), None, 0, is_fenced=True)}
     made.image = ClusterImage(brokers=brokers)
     made.broker_epoch = 11

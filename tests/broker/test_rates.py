@@ -136,3 +136,14 @@ def test_a_bucket_names_the_time_after_which_it_admits() -> None:
     assert bucket.admit(1, wait_ms) == 0
     assert not bucket.is_idle(wait_ms)
     assert bucket.is_idle(wait_ms + 60_000)
+
+
+def test_a_bucket_gives_tokens_back_up_to_its_burst() -> None:
+    bucket = TokenBucket(100, 0, burst_ms=500)
+    assert bucket.tokens(0) == 50
+    bucket.take(80, 0)
+    assert bucket.tokens(100) == -20
+    bucket.take(-30, 100)
+    assert bucket.tokens(100) == 10
+    bucket.take(-1_000, 100)
+    assert bucket.tokens(60_000) == 50

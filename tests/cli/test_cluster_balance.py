@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.cli.cluster_balance import bytes_written, hosts_of, placed
+from kafkalite.cli.cluster_load import bytes_written, hosts_of, placed
 from kafkalite.client.admin.cluster_health import ClusterView, PlacedPartition
 from kafkalite.metadata.balance import Host
 from kafkalite.model import TopicPartition

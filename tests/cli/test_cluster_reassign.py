@@ -154,6 +154,65 @@ def test_nothing_is_planned_on_the_replicas_of_a_move(at: Kl, cluster: SyncClust
     cluster.start(away)
 
 
+def test_a_throttle_lasts_as_long_as_its_moves(at: Kl, cluster: SyncCluster) -> None:
+    cluster.create_topic("slow", partitions=1, replication_factor=1)
+    ((home,),) = replicas(at, "slow")
+    away = home % 3 + 1
+    plan = json.dumps({"partitions": [{"topic": "slow", "partition": 0, "replicas": [away]}]}).encode()
+    cluster.stop(away)
+    applied = at("cluster", "reassign", "apply", "-", "--throttle", "1000000", stdin=plan)
+    assert applied.code == 0, applied.told
+    assert "'kl cluster reassign status' removes the throttle" in applied.told
+    assert throttles(at, "slow", home) == {
+        "leader.replication.throttled.replicas": f"0:{home}",
+        "follower.replication.throttled.replicas": f"0:{away}",
+        "leader.replication.throttled.rate": "1000000",
+        "follower.replication.throttled.rate": "1000000",
+    }
+    assert "at most 976.6 KiB/s of moves" in at("cluster", "reassign", "status").told
+    cancelled = at("cluster", "reassign", "cancel", "slow")
+    assert "the throttle is removed" in cancelled.told
+    assert throttles(at, "slow", home) == {}
+    assert at("cluster", "reassign", "apply", "-", "--throttle", "1000000", stdin=plan).code == 0
+    cluster.start(away)
+    assert at("cluster", "reassign", "apply", "-", "--wait", stdin=plan).code == 0
+    assert throttles(at, "slow", home) == {}
+
+
+def test_status_removes_the_throttle_of_completed_moves(at: Kl, cluster: SyncCluster) -> None:
+    cluster.create_topic("done", partitions=1, replication_factor=1)
+    at("config", "set", "topic", "done", "leader.replication.throttled.replicas=*")
+    assert "the throttle" not in at("cluster", "reassign", "status", "--preserve-throttles").told
+    assert throttles(at, "done", 1)
+    assert "the throttle is removed" in at("cluster", "reassign", "status").told
+    assert throttles(at, "done", 1) == {}
+    assert "the throttle" not in at("cluster", "reassign", "status").told
+
+
+def test_a_refused_move_leaves_no_throttle(at: Kl, cluster: SyncCluster) -> None:
+    cluster.create_topic("refused", partitions=1, replication_factor=1)
+    plan = json.dumps({"partitions": [{"topic": "refused", "partition": 0, "replicas": [1, 2]}]}).encode()
+    assert at("cluster", "reassign", "apply", "-", "--throttle", "1000", stdin=plan).code != 0
+    assert throttles(at, "refused", 1) == {}
+
+
+def throttles(at: Kl, topic: str, node_id: int) -> dict[str, str]:
+    """Return the throttles that are set for a topic and a broker, as {option: value}."""
+    found = {}
+    for words in (("topic", topic), ("broker", str(node_id))):
+        shown = json.loads(at("config", "show", *words, "-o", "json").out)
+        found |= {each["name"]: each["value"] for each in shown if ".throttled." in each["name"]}
+    return found
+
+
+def test_replicas_are_changed_for_topics_not_partitions(at: Kl, cluster: SyncCluster) -> None:
+    cluster.create_topic("parts", partitions=2, replication_factor=1)
+    refused = at("topic", "alter", "parts-0", "-r", "2")
+    assert refused.code == 4
+    assert "there is no topic 'parts-0'" in refused.told
+    assert [len(each) for each in replicas(at, "parts")] == [1, 1]
+
+
 def test_plans_of_other_tools_are_read() -> None:
     kafka = {"version": 1, "partitions": [{"topic": "t", "partition": 2, "replicas": [1, 2]}]}
     balance = {"moves": [{"topic": "t", "partition": 2, "replicas": [3, 2], "new_replicas": [1, 2]}]}

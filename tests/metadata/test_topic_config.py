@@ -43,10 +43,13 @@ KAFKA_DEFAULTS = {
     "min.insync.replicas": 1,
     "preallocate": False,
 }
+#: They belong to a move, so that a broker has no default for them.
+THROTTLES = {"leader.replication.throttled.replicas": (), "follower.replication.throttled.replicas": ()}
 
 
 def test_names_and_defaults_are_kafkas():
-    assert TOPIC_OPTIONS.defaults() == {**KAFKA_DEFAULTS, "durability": "fsync", "retention.topic.bytes": -1}
+    own = {"durability": "fsync", "retention.topic.bytes": -1}
+    assert TOPIC_OPTIONS.defaults() == {**KAFKA_DEFAULTS, **THROTTLES, **own}
 
 
 def test_every_default_is_allowed_and_every_option_explained():
@@ -57,7 +60,8 @@ def test_every_default_is_allowed_and_every_option_explained():
 
 
 def test_every_topic_option_has_a_default_on_the_broker():
-    assert {default.topic_name for default in BROKER_DEFAULT_NAMES.values()} == set(TOPIC_OPTIONS.defaults())
+    with_default = set(TOPIC_OPTIONS.defaults()) - set(THROTTLES)
+    assert {default.topic_name for default in BROKER_DEFAULT_NAMES.values()} == with_default
     assert [option.name for option in BROKER_DEFAULT_OPTIONS] == list(BROKER_DEFAULT_NAMES)
     assert {option.default for option in BROKER_DEFAULT_OPTIONS} == {None}
 
@@ -126,6 +130,8 @@ def test_the_largest_broker_default_is_allowed_for_the_topic(name):
         ("durability", "maybe", "one of fsync, page-cache"),
         ("preallocate", "perhaps", "true or false"),
         ("min.insync.replicas", "0", "from 1"),
+        ("leader.replication.throttled.replicas", "0:1,2", "comma-separated list of partition:broker"),
+        ("follower.replication.throttled.replicas", "all", "* for every replica"),
     ],
 )
 def test_an_error_names_key_value_and_allowed_values(name, value, allowed):
@@ -156,6 +162,8 @@ def test_canonical_text_parses_to_the_same_value(data):
         value = data.draw(st.sampled_from(option.choices))
     elif option.kind == "bool":
         value = data.draw(st.booleans())
+    elif option.kind == "list":
+        value = tuple(data.draw(st.lists(st.from_regex(option.items[0], fullmatch=True))))
     else:
         value = data.draw(st.integers(int(option.minimum), int(option.maximum)))
     assert option.parse(value_text(value)) == value

@@ -26,7 +26,7 @@ from kafkalite.errors import (
 from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST
 from kafkalite.metadata.quota_commands import find_quotas
 from kafkalite.metadata.records import BROKER, TOPIC
-from kafkalite.metadata.topic_config import BROKER_DEFAULT_OPTIONS, TOPIC_OPTIONS, topic_settings, value_text
+from kafkalite.metadata.topic_config import DYNAMIC_BROKER_OPTIONS, TOPIC_OPTIONS, topic_settings, value_text
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import (
     AlterClientQuotasRequest,
@@ -310,7 +310,7 @@ def _broker_entries(services: Services, name: str) -> list[ConfigEntry]:
                 option.name,
                 text,
                 "default" if is_default else "broker",
-                option.name not in BROKER_DEFAULT_OPTIONS,
+                option.name not in DYNAMIC_BROKER_OPTIONS,
                 option.doc,
             )
         )

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.quotas.replication_quota import ReplicationQuota
 from kafkalite.broker.replication.fetch_sessions import FetchedReplica, FetchSession, FetchSessions
 from kafkalite.broker.replication.replica_manager import ReplicaManager
 from kafkalite.broker.server.client import Client
@@ -65,23 +67,37 @@ def replica_fetch(services: Services, request: Request, client: Client) -> Reply
     now_ms = services.clock.monotonic_ms()
     for asked in message.partitions:
         _take(services, followers, session.list(asked), now_ms)
-    max_bytes = services.config.replica_fetch_response_max_bytes
-    updates = _Updates(session, message, max_bytes)
+    updates = _updates(services, followers, session, message)
     may_wait = message.max_wait_ms > 0 and not followers.is_stopping and not is_new
     if may_wait and not updates.is_due and not session.has_awaited_move:
-        return _hold(services, session, message._replace(partitions=[], forgotten=[]), updates.missing_bytes)
+        return _hold(services, followers, session, message._replace(partitions=[], forgotten=[]), updates)
     return updates.reply()
 
 
-def _hold(
-    services: Services, session: FetchSession, message: ReplicaFetchRequest, missing_bytes: int
-) -> HeldResponse:
-    """Hold the response until updates are due, ``max_wait_ms`` is over, or the next request arrives."""
+def _updates(
+    services: Services, followers: ReplicaManager, session: FetchSession, message: ReplicaFetchRequest
+) -> _Updates:
     max_bytes = services.config.replica_fetch_response_max_bytes
+    return _Updates(session, message, max_bytes, followers.leader_quota, services.clock.monotonic_ms())
+
+
+def _hold(
+    services: Services,
+    followers: ReplicaManager,
+    session: FetchSession,
+    message: ReplicaFetchRequest,
+    updates: _Updates,
+) -> HeldResponse:
+    """Hold the response until updates are due, ``max_wait_ms`` is over, or the next request arrives.
+
+    Records of throttled replicas are due when the leader's quota allows some of them.
+    """
+    loop = services.waiters.loop
+    timer: asyncio.TimerHandle | None = None
 
     def ask() -> Response:
         try:
-            return _Updates(session, message, max_bytes).reply()
+            return _updates(services, followers, session, message).reply()
         except AssertionError as error:
             services.on_broken(error)
             return STOPS
@@ -89,11 +105,16 @@ def _hold(
     def release() -> None:
         if session.poll is held:
             session.poll = None
+        if timer is not None:
+            timer.cancel()
 
-    held = HeldResponse(services.waiters.loop, min(message.max_wait_ms, MAX_WAIT_MS), ask, on_cancel=release)
+    held = HeldResponse(loop, min(message.max_wait_ms, MAX_WAIT_MS), ask, on_cancel=release)
     session.poll = held
-    session.missing_bytes = missing_bytes
+    session.missing_bytes = updates.missing_bytes
     held.offer(None)
+    if session.throttled:
+        wait_ms = followers.leader_quota.wait_ms(services.clock.monotonic_ms())
+        timer = loop.call_later(wait_ms / 1000, held.update)
     return held
 
 
@@ -194,36 +215,92 @@ def _refusal(
 class _Updates:
     """Collects the updates of a session's partitions for one response. ``reply`` marks them as sent."""
 
-    __slots__ = ("_buffers", "_complete", "_partitions", "_session", "has_urgent", "missing_bytes")
+    __slots__ = (
+        "_buffers",
+        "_complete",
+        "_now_ms",
+        "_partitions",
+        "_quota",
+        "_session",
+        "has_urgent",
+        "missing_bytes",
+    )
 
-    def __init__(self, session: FetchSession, message: ReplicaFetchRequest, max_bytes: int) -> None:
+    def __init__(
+        self,
+        session: FetchSession,
+        message: ReplicaFetchRequest,
+        max_bytes: int,
+        quota: ReplicationQuota,
+        now_ms: int,
+    ) -> None:
         self._session = session
+        self._quota = quota
+        self._now_ms = now_ms
         self._partitions: list[ReplicaFetchedPartition] = []
         self._complete: list[FetchedReplica] = []
         self._buffers: list[Any] = []
         self.has_urgent = False  #: whether there is an error or a divergence
         self.missing_bytes = max(message.min_bytes, 1)
         left_bytes = min(message.max_bytes, max_bytes)
+        if session.throttled and quota.allowed_bytes(now_ms):
+            session.end_throttling()
+        throttled: list[FetchedReplica] = []
         for replica in list(session.ready):
             if len(self._partitions) >= MAX_PARTITIONS_PER_RESPONSE:
                 break
-            size_bytes = self._add(replica, min(left_bytes, message.max_partition_bytes))
+            if self.is_throttled(replica):
+                throttled.append(replica)
+                continue
+            max_bytes = min(left_bytes, message.max_partition_bytes)
+            size_bytes = self._add(replica, max_bytes, max_bytes)
             left_bytes -= size_bytes
             self.missing_bytes -= size_bytes
             if left_bytes <= 0:
                 break
+        if throttled:
+            self._add_throttled(throttled, left_bytes, message.max_partition_bytes)
 
     @property
     def is_due(self) -> bool:
         return self.has_urgent or self.missing_bytes <= 0
 
-    def _add(self, replica: FetchedReplica, max_bytes: int) -> int:
-        """Add the updates of one partition. Return how many bytes of records they have."""
+    def is_throttled(self, replica: FetchedReplica) -> bool:
+        """Whether the records for ``replica`` count against the leader's quota: its partition is listed, and
+        the high watermark does not wait for the follower (R70)."""
+        hosted: HostedPartition | None = replica.hosted
+        if hosted is None or replica.diverging is not None:
+            return False
+        topic, partition = hosted.key
+        if not self._quota.covers(topic, partition):
+            return False
+        return not hosted.awaits(self._session.node_id)
+
+    def _add_throttled(self, replicas: list[FetchedReplica], left_bytes: int, max_bytes: int) -> None:
+        """Add the records of ``replicas`` that the quota allows. The others wait.
+
+        If the quota allows anything, one batch is sent, whatever its size: the next records wait longer.
+        """
+        for replica in replicas:
+            allowed = self._quota.allowed_bytes(self._now_ms)
+            if allowed <= 0:
+                self._session.throttle(replica)
+            elif left_bytes > 0 and len(self._partitions) < MAX_PARTITIONS_PER_RESPONSE:
+                size_bytes = self._add(replica, min(left_bytes, max_bytes, allowed), left_bytes)
+                left_bytes -= size_bytes
+                self.missing_bytes -= size_bytes
+
+    def _add(self, replica: FetchedReplica, max_bytes: int, max_batch_bytes: int) -> int:
+        """Add the updates of one partition. Return how many bytes of records they have.
+
+        They have about ``max_bytes``, but at least one batch. Unless it is the first data of the response, it
+        has at most ``max_batch_bytes``.
+        """
         hosted: HostedPartition | None = replica.hosted
         refusal = replica.refusal
         if refusal is None and hosted is not None:
             try:
-                return self._add_records(replica, hosted, max_bytes)
+                return self._add_records(replica, hosted, max_bytes, max_batch_bytes)
             except AssertionError:
                 raise
             except Exception as error:
@@ -235,7 +312,9 @@ class _Updates:
         self._partitions.append(refusal)
         return 0
 
-    def _add_records(self, replica: FetchedReplica, hosted: HostedPartition, max_bytes: int) -> int:
+    def _add_records(
+        self, replica: FetchedReplica, hosted: HostedPartition, max_bytes: int, max_batch_bytes: int
+    ) -> int:
         diverging = replica.diverging
         if diverging is not None:
             self.has_urgent = True
@@ -249,8 +328,10 @@ class _Updates:
         if not size_bytes:  # nothing was sent, so the listing stays open
             del self._session.ready[replica]
             return 0
-        if size_bytes > max_bytes and self._buffers:
-            return max_bytes  # the batch is too large; it is sent alone in the next response
+        if size_bytes > max_batch_bytes and self._buffers:
+            return max_batch_bytes  # the batch is too large; it is sent alone in the next response
+        if self.is_throttled(replica):
+            self._quota.spend(size_bytes, self._now_ms)
         self._append(replica, hosted, NO_EPOCH, NO_OFFSET, size_bytes)
         self._buffers += read.buffers
         self._complete.append(replica)

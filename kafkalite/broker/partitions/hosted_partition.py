@@ -310,6 +310,10 @@ class HostedPartition:
     def read_for_replica(self, offset: int, max_bytes: int, *, is_checked: bool = True) -> Slice:
         return self.partition.read_for_replica(offset, max_bytes, is_checked=is_checked)
 
+    def awaits(self, node_id: int) -> bool:
+        """Whether the high watermark waits for the follower, as ``Partition.awaits``."""
+        return self.partition.awaits(node_id)
+
     def forget_follower(self, node_id: int) -> None:
         """Discard the progress of the follower ``node_id``."""
         self.partition.forget_follower(node_id)

@@ -392,10 +392,7 @@ class Partitions:
         for (topic_id, number), key in self._removed.items():
             state = image.partition_of(topic_id, number)
             if state is None or self._node_id not in state.replicas:
-                try:
-                    self._store.delete_unloaded(key, topic_id)
-                except (StorageError, OSError) as error:
-                    logger.error("files of a deleted partition stay %s", Fields(partition=key, error=error))
+                self._delete_files(self._store.delete_unloaded, key, topic_id)
         self._removed.clear()
         for local in list(self._local(image)):
             key, topic_id, state = local
@@ -698,14 +695,17 @@ class Partitions:
             self.has_compacted.set()
 
     def _delete(self, local: LocalPartition) -> None:
-        if self._take_out(local) is None:
-            return
+        if self._take_out(local) is not None:
+            self._delete_files(self._store.delete_log, local.topic_partition, local.topic_id)
+
+    def _delete_files(
+        self, delete: Callable[[TopicPartition, str], object], key: TopicPartition, topic_id: str
+    ) -> None:
+        """Delete the files of a log with ``delete``. If that fails, log the error: the files stay."""
         try:
-            self._store.delete_log(local.topic_partition, local.topic_id)
+            delete(key, topic_id)
         except (StorageError, OSError) as error:
-            logger.error(
-                "files of a deleted partition stay %s", Fields(partition=local.topic_partition, error=error)
-            )
+            logger.error("files of a deleted partition stay %s", Fields(partition=key, error=error))
 
     def _take_out(self, local: LocalPartition) -> HostedPartition | None:
         """Forget a replica. Return it if it was hosted: then the caller closes its log."""

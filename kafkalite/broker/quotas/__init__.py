@@ -1,1 +1,1 @@
-"""Quotas of clients: rates in sampled windows, token buckets, and the throttle times that follow. Pure."""
+"""Quotas of clients and of replication: rates in sampled windows, token buckets, throttle times. Pure."""

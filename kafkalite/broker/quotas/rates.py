@@ -82,16 +82,17 @@ class SampledRate:
 class TokenBucket:
     """Admits amounts while its number of tokens is not negative. An amount may make it negative (KIP-599).
 
-    The bucket gains ``bound`` tokens per second and holds at most those of WINDOW_COUNT windows.
+    The bucket gains ``bound`` tokens per second and holds at most those of ``burst_ms``: by default
+    WINDOW_COUNT windows.
     """
 
     __slots__ = ("_burst", "_filled_ms", "_tokens", "bound")
 
-    def __init__(self, bound: float, now_ms: int) -> None:
+    def __init__(self, bound: float, now_ms: int, burst_ms: int = WINDOW_COUNT * WINDOW_MS) -> None:
         """``bound`` is the quota per second, above 0. The bucket is full at first."""
         assert bound > 0, f"a quota is above 0: {bound}"
         self.bound = bound
-        self._tokens = self._burst = bound * WINDOW_COUNT * WINDOW_MS / 1000
+        self._tokens = self._burst = bound * burst_ms / 1000
         self._filled_ms = now_ms
 
     def admit(self, amount: float, now_ms: int) -> int:
@@ -102,6 +103,16 @@ class TokenBucket:
             return math.ceil(-self._tokens * 1000 / self.bound)
         self._tokens -= amount
         return 0
+
+    def tokens(self, now_ms: int) -> float:
+        """Return the number of tokens, which is negative after a larger amount."""
+        self._fill(now_ms)
+        return self._tokens
+
+    def take(self, amount: float, now_ms: int) -> None:
+        """Take ``amount`` tokens, however many there are. A negative amount returns tokens."""
+        self._fill(now_ms)
+        self._tokens = min(self._burst, self._tokens - amount)
 
     def is_idle(self, now_ms: int) -> bool:
         """Whether a new bucket would admit the same from now on."""

@@ -51,7 +51,8 @@ class Poll(Protocol):
 class FetchedReplica:
     """One partition in one session: the position that the follower listed, and the offsets sent to it.
 
-    Invariant: the object is in ``session.ready`` only if not ``is_sent``. Both sent offsets are -1 before the
+    Invariant: the object is in ``session.ready`` or in ``session.throttled`` only if not ``is_sent``, and
+    never in both. Both sent offsets are -1 before the
     first response.
     """
 
@@ -77,7 +78,7 @@ class FetchedReplica:
         return f"<FetchedReplica {self.key} {where}, {state}>"
 
     def on_appended(self, size_bytes: int) -> None:
-        if not self.is_sent:
+        if not self.is_sent and self not in self.session.throttled:
             session = self.session
             session.ready[self] = None
             session.on_new_data(size_bytes)
@@ -102,6 +103,7 @@ class FetchedReplica:
         """Report that this broker no longer leads the partition in this epoch, if a response is still due."""
         self.hosted = None
         self.is_read = False
+        self.session.throttled.pop(self, None)
         if not self.is_sent:
             self.session.ready[self] = None
             self.session.on_new_data(0)
@@ -110,6 +112,7 @@ class FetchedReplica:
         """Replace the fetch position, because the follower's request names the partition again."""
         before = self.asked
         self.asked = asked
+        self.session.throttled.pop(self, None)
         if asked.fetch_offset != before.fetch_offset or asked.leader_epoch != before.leader_epoch:
             self.is_sent = False
             self.diverging = self.refusal = None
@@ -141,6 +144,7 @@ class FetchSession:
         self.epoch = OPENS + 1
         self.replicas: dict[PartitionKey, FetchedReplica] = {}
         self.ready: dict[FetchedReplica, None] = {}  #: those with records, a divergence or an error to send
+        self.throttled: dict[FetchedReplica, None] = {}  #: those whose records wait for the leader's quota
         self.moved: dict[FetchedReplica, None] = {}  #: those whose high watermark or log start may have moved
         self.poll: Poll | None = None  #: the request that waits for updates
         self.has_awaited_move = False  #: whether consumers of a follower wait for an offset in ``moved``
@@ -158,6 +162,24 @@ class FetchSession:
             self.missing_bytes -= size_bytes or self.missing_bytes
             if self.missing_bytes <= 0:
                 self.poll.update()
+
+    def throttle(self, replica: FetchedReplica) -> None:
+        """Let the records of ``replica`` wait until ``end_throttling`` (R70)."""
+        del self.ready[replica]
+        self.throttled[replica] = None
+
+    def end_throttling(self) -> None:
+        """Let the records of throttled replicas be sent again, after those of others."""
+        self.ready.update(self.throttled)
+        self.throttled.clear()
+
+    def end_throttling_of(self, key: PartitionKey) -> None:
+        """Send the records of the partition soon if they wait for the leader's quota."""
+        replica = self.replicas.get(key)
+        if replica is not None and replica in self.throttled:
+            del self.throttled[replica]
+            self.ready[replica] = None
+            self.on_new_data(0)
 
     def list(self, asked: ReplicaFetchPartition) -> FetchedReplica:
         """Add the partition that ``asked`` names, or update its fetch position. Return its state."""
@@ -178,6 +200,7 @@ class FetchSession:
         if replica is not None:
             replica.is_sent = True
             self.ready.pop(replica, None)
+            self.throttled.pop(replica, None)
             self.moved.pop(replica, None)
         return replica
 

@@ -20,12 +20,14 @@ from typing import Any, Final
 
 from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.quotas.replication_quota import ReplicationQuota
 from kafkalite.broker.replication.fetch_sessions import MAX_EPOCH, OPENS, PartitionKey
 from kafkalite.client.cluster.connection import Connection
 from kafkalite.clock import Clock
 from kafkalite.errors import BrokerError, KafkaliteError, ShortLeaderError, StorageError
 from kafkalite.limits import KIB
 from kafkalite.log_fields import Fields
+from kafkalite.model import NO_OFFSET
 from kafkalite.protocol.messages.cluster import (
     ForgottenPartition,
     ReplicaFetchPartition,
@@ -51,7 +53,18 @@ FIRST_BACKOFF_MS: Final = 5
 class Followed:
     """One partition that a fetcher fetches, in one leader epoch."""
 
-    __slots__ = ("asked", "failures", "fetcher", "hosted", "is_repeated", "key", "leader_epoch", "retry_s")
+    __slots__ = (
+        "asked",
+        "failures",
+        "fetcher",
+        "high_watermark",
+        "hosted",
+        "is_repeated",
+        "key",
+        "leader_epoch",
+        "reserved_bytes",
+        "retry_s",
+    )
 
     def __init__(self, fetcher: Fetcher, hosted: HostedPartition) -> None:
         self.fetcher = fetcher
@@ -61,6 +74,8 @@ class Followed:
         self.asked: FetchPosition | None = None  #: the position that was last listed in this session
         self.is_repeated = False  #: whether the leader must send its last response again
         self.failures = 0  #: consecutive failures
+        self.high_watermark = NO_OFFSET  #: the leader's in its last response; -1 before the first
+        self.reserved_bytes = 0  #: spent in advance for a response to come, while this replica is throttled
         self.retry_s = 0.0  #: loop time at which the pause after an error ends; 0 without one
 
     def on_progress(self, outcome: NextFetch | Exception) -> None:
@@ -80,6 +95,8 @@ class Fetcher:
         broker_epoch: Callable[[], int],
         on_broken: Callable[[BaseException], None],
         on_short_leader: Callable[[HostedPartition, ShortLeaderError], None],
+        quota: ReplicationQuota,
+        is_in_sync: Callable[[HostedPartition], bool],
     ) -> None:
         self.leader_id = leader_id
         self._config = config
@@ -88,11 +105,15 @@ class Fetcher:
         self._broker_epoch = broker_epoch
         self._on_broken = on_broken
         self._on_short_leader = on_short_leader
+        self._quota = quota
+        self._is_in_sync = is_in_sync
         self._loop = asyncio.get_running_loop()
         self._followed: dict[PartitionKey, Followed] = {}
         self._due: dict[Followed, None] = {}  # partitions to list in the next request
         self._forgotten: dict[PartitionKey, None] = {}
         self._paused: dict[Followed, None] = {}
+        self._throttled: dict[Followed, None] = {}  # partitions to list when the quota allows it
+        self._throttle_timer: asyncio.TimerHandle | None = None
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._generation = 0  # the number of the session; responses of earlier ones are dropped
@@ -140,6 +161,8 @@ class Fetcher:
         del self._followed[followed.key]
         self._due.pop(followed, None)
         self._paused.pop(followed, None)
+        self._throttled.pop(followed, None)
+        self._settle(followed, 0)
         followed.hosted.listener = None
 
     def close(self) -> None:
@@ -152,6 +175,8 @@ class Fetcher:
             self._connecting.cancel()
         if self._resuming is not None:
             self._resuming.cancel()
+        if self._throttle_timer is not None:
+            self._throttle_timer.cancel()
         self._release()
 
     def on_progress(self, followed: Followed, outcome: NextFetch | Exception) -> None:
@@ -223,6 +248,8 @@ class Fetcher:
             return
         config = self._config
         listed = self._list()
+        if self._in_flight and not (listed or self._forgotten):
+            return
         request = ReplicaFetchRequest(
             config.node_id,
             self._broker_epoch(),
@@ -264,6 +291,11 @@ class Fetcher:
                 continue
             if position is None:
                 continue  # an exclusive job runs; ``on_progress`` is called at its end
+            if self._must_wait(followed, position):
+                self._throttled[followed] = None
+                self._await_quota()
+                continue
+            self._throttled.pop(followed, None)
             if followed.is_repeated:
                 followed.is_repeated = False
                 self._forgotten[followed.key] = None
@@ -279,6 +311,68 @@ class Fetcher:
                 )
             )
         return listed
+
+    # --- the quota of throttled replicas
+
+    def is_throttled(self, followed: Followed) -> bool:
+        """Whether records of the partition count against this broker's quota: it is listed, and this replica
+        is not in sync (R70)."""
+        key = followed.hosted.key
+        return self._quota.covers(key.topic, key.partition) and not self._is_in_sync(followed.hosted)
+
+    def is_awaited(self, followed: Followed, position: FetchPosition) -> bool:
+        """Whether the leader's high watermark may wait for this replica, because it has reached it (R70)."""
+        return 0 <= followed.high_watermark <= position.fetch_offset
+
+    def _must_wait(self, followed: Followed, position: FetchPosition) -> bool:
+        """Whether the partition may not be listed now. If it may and a response with records can follow,
+        spend the bytes of the largest one in advance.
+
+        A position that only reports another synced end offset brings no records.
+        """
+        asked = followed.asked
+        is_report = asked is not None and (asked.fetch_offset, asked.leader_epoch) == (
+            position.fetch_offset,
+            position.leader_epoch,
+        )
+        if is_report and not followed.is_repeated:
+            return False
+        if not self.is_throttled(followed) or self.is_awaited(followed, position):
+            return False
+        now_ms = self._clock.monotonic_ms()
+        if not self._quota.allowed_bytes(now_ms):
+            return True
+        self._settle(followed, 0)
+        followed.reserved_bytes = self._config.replica_fetch_max_bytes
+        self._quota.spend(followed.reserved_bytes, now_ms)
+        return False
+
+    def _settle(self, followed: Followed, size_bytes: int) -> None:
+        """Count the bytes of a response, and return those that were spent for it in advance."""
+        if size_bytes != followed.reserved_bytes:
+            self._quota.spend(size_bytes - followed.reserved_bytes, self._clock.monotonic_ms())
+        followed.reserved_bytes = 0
+
+    def _await_quota(self) -> None:
+        if self._throttle_timer is None:
+            wait_ms = self._quota.wait_ms(self._clock.monotonic_ms())
+            self._throttle_timer = self._loop.call_later(wait_ms / 1000, self.end_throttling)
+
+    def end_throttling(self) -> None:
+        """List the throttled partitions as far as the quota allows it now.
+
+        Called when the wait of the first one is over, or when the throttle was changed.
+        """
+        if self._throttle_timer is not None:
+            self._throttle_timer.cancel()
+            self._throttle_timer = None
+        is_allowed = self._quota.allowed_bytes(self._clock.monotonic_ms()) > 0
+        for followed in list(self._throttled):
+            if is_allowed or not self.is_throttled(followed):
+                del self._throttled[followed]
+                self._report_soon(followed)
+        if self._throttled:
+            self._await_quota()
 
     # --- responses
 
@@ -317,6 +411,10 @@ class Fetcher:
             end = start + response.length_bytes
             followed = self._followed.get((response.topic_id, response.partition))
             if followed is not None and followed.asked is not None:
+                if response.high_watermark >= 0:
+                    followed.high_watermark = response.high_watermark
+                if followed.reserved_bytes or (response.length_bytes and self.is_throttled(followed)):
+                    self._settle(followed, response.length_bytes)
                 try:
                     next_fetch = followed.hosted.on_fetched(
                         response, payload[start:end], followed.asked, wall_ms
@@ -351,7 +449,9 @@ class Fetcher:
         followed.retry_s = self._loop.time() + pause_ms / 1000
         followed.is_repeated = True
         followed.asked = None
+        self._settle(followed, 0)
         self._due.pop(followed, None)
+        self._throttled.pop(followed, None)
         self._paused[followed] = None
         if self._resuming is None or self._resuming.when() > followed.retry_s:
             self._resume_at(followed.retry_s)
@@ -383,7 +483,9 @@ class Fetcher:
         self._session_id = self._session_epoch = OPENS
         self._in_flight = 0
         self._forgotten.clear()
+        self._throttled.clear()
         for followed in self._followed.values():
+            self._settle(followed, 0)
             followed.asked = None
             followed.is_repeated = False
             if followed not in self._paused:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
@@ -40,13 +41,22 @@ class IsrManager:
     """Collects, sends and repeats proposals of changed ISRs."""
 
     def __init__(
-        self, clock: Clock, partitions: Partitions, channel: ControllerChannel, *, node_id: int, lag_ms: int
+        self,
+        clock: Clock,
+        partitions: Partitions,
+        channel: ControllerChannel,
+        *,
+        node_id: int,
+        lag_ms: int,
+        on_awaited: Callable[[Partition], None],
     ) -> None:
+        """``on_awaited`` is called when the high watermark of a partition may wait for another replica."""
         self._clock = clock
         self._partitions = partitions
         self._channel = channel
         self._node_id = node_id
         self._lag_ms = lag_ms
+        self._on_awaited = on_awaited
         self._gathered: _Proposals = {}
         self._retried: dict[Partition, None] = {}  # partitions to consider again after RETRY_MS
         self._joined: dict[Partition, None] = {}  # partitions whose high watermark waits for a replica
@@ -68,6 +78,8 @@ class IsrManager:
         if partition.is_awaiting_replica:
             self._joined[partition] = None
             self._has_joined.set()
+        if change is not None or partition.is_awaiting_replica:
+            self._on_awaited(partition)
 
     def look_around(self) -> None:
         """Let ``look_forever`` check all partitions now. Called when brokers have joined or left."""

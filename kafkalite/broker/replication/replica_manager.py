@@ -17,6 +17,7 @@ from kafkalite.broker.cluster.peers import PeerConnections
 from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.broker.quotas.replication_quota import ReplicationQuota
 from kafkalite.broker.replication.fetch_sessions import FetchSessions
 from kafkalite.broker.replication.fetcher import Fetcher
 from kafkalite.broker.replication.isr_manager import IsrManager
@@ -27,6 +28,13 @@ from kafkalite.errors import KafkaliteError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import ClusterImage
+from kafkalite.metadata.throttles import (
+    FOLLOWER_RATE,
+    FOLLOWER_REPLICAS,
+    LEADER_RATE,
+    LEADER_REPLICAS,
+    throttle_of,
+)
 from kafkalite.protocol.messages.cluster import CheckpointHighWatermarksRequest, PartitionHighWatermark
 from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.replication.partition import Partition
@@ -68,14 +76,18 @@ class ReplicaManager:
             channel,
             node_id=config.node_id,
             lag_ms=config.replica_lag_time_max_ms,
+            on_awaited=self._end_throttling_of,
         )
         self._reporter = ReplicaReporter(
             services.clock, services.partitions, channel, services.node, node_id=config.node_id
         )
         self._checkpointed: dict[Partition, int] = {}  # the high watermarks that were sent last
         self.sessions = FetchSessions()
+        self.leader_quota = ReplicationQuota()
+        self.follower_quota = ReplicationQuota()
         self.is_stopping = False
         self._isr.image = services.controller.image
+        self._update_throttles(services.controller.image)
         services.partitions.fetching = self
         services.controller.publishers.append(self._publish)
 
@@ -132,6 +144,8 @@ class ReplicaManager:
                 lambda: self._services.node.broker_epoch,
                 self._services.on_broken,
                 self._reporter.on_short_leader,
+                self.follower_quota,
+                self._is_in_sync,
             )
         self._leaders[hosted] = leader_id
         fetcher.add(hosted)
@@ -148,8 +162,41 @@ class ReplicaManager:
         """
         self._isr.consider(partition)
 
+    def _end_throttling_of(self, partition: Partition) -> None:
+        for session in self.sessions:
+            session.end_throttling_of((partition.topic_id, partition.key.partition))
+
+    def _is_in_sync(self, hosted: HostedPartition) -> bool:
+        """Whether this broker is in the ISR of a partition that it follows, as far as it has replayed."""
+        state = self._services.controller.image.partition_of(hosted.topic_id, hosted.key.partition)
+        return state is not None and self._services.config.node_id in state.isr
+
+    def _update_throttles(self, image: ClusterImage) -> None:
+        """Apply the throttles of replication (R70). Replicas that wait for a changed one are tried again."""
+        config, now_ms = self._services.config, self._services.clock.monotonic_ms()
+        as_leader = throttle_of(
+            image, config.node_id, LEADER_RATE, LEADER_REPLICAS, config.leader_replication_throttled_rate
+        )
+        as_follower = throttle_of(
+            image,
+            config.node_id,
+            FOLLOWER_RATE,
+            FOLLOWER_REPLICAS,
+            config.follower_replication_throttled_rate,
+        )
+        if self.leader_quota.update(as_leader, now_ms):
+            for session in self.sessions:
+                session.end_throttling()
+                if session.ready:
+                    session.on_new_data(0)
+        if self.follower_quota.update(as_follower, now_ms):
+            for fetcher in self._fetchers.values():
+                fetcher.end_throttling()
+
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:
         changed = image.brokers is not self._isr.image.brokers
+        if image.configs is not self._isr.image.configs:
+            self._update_throttles(image)
         self._isr.image = image
         self._isr.broker_epoch = self._services.node.broker_epoch
         if changed:

@@ -34,6 +34,7 @@ from kafkalite.errors import (
     OffsetOutOfRangeError,
     PolicyViolationError,
     StaleBrokerEpochError,
+    StorageError,
     UnknownLeaderEpochError,
     broker_error,
 )
@@ -435,6 +436,20 @@ class Partition:
         (R49). Return 0 if this replica is in neither the ISR nor the ELR."""
         is_member = self._broker_id in state.isr or self._broker_id in state.elr
         return min(known_high_watermark, self.log.log_end_offset) if is_member else 0
+
+    def may_have_lost_records(self, loss_epoch: int) -> bool:
+        """Whether this log may have committed records that the unclean election in ``loss_epoch`` has lost
+        (R71).
+
+        That is so if it has no later batch, unless a leader since then has compared its log with this one.
+        """
+        log, follower = self.log, self._follower
+        if follower is not None and follower.agrees and follower.leader_epoch >= loss_epoch:
+            return False
+        try:
+            return log.log_start_offset < log.log_end_offset and log.latest_epoch < loss_epoch
+        except StorageError:
+            return True
 
     @property
     def committed_end(self) -> int:

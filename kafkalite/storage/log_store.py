@@ -500,11 +500,14 @@ class LogStore:
         self._wake()
         return log
 
-    def discard_earlier(self, tp: TopicPartition, topic_id: str, replica_epoch: int) -> None:
+    def discard_earlier(
+        self, tp: TopicPartition, topic_id: str, replica_epoch: int, *, is_kept: bool = False
+    ) -> None:
         """Retire the files of a log that is not loaded, if they are from before ``replica_epoch``, in which a
         reassignment has added the replica again (R62).
 
-        Call it only for a replica that is in no ISR or ELR. Raises OSError, StorageExhaustedError.
+        ``is_kept``: set them aside for an operator instead (R71). Call it only for a replica that is in no
+        ISR or ELR. Raises OSError, StorageExhaustedError.
         """
         name = layout.log_directory_name(topic_id, tp.partition)
         directory = self._join(name)
@@ -516,7 +519,7 @@ class LogStore:
             return
         if is_there:
             logger.warning("log of a removed replica retired %s", Fields(partition=tp, directory=directory))
-            self._retire(directory)
+            self._put_away(directory, name, is_kept=is_kept)
         self._clean_ends.pop(name, None)
         if is_there or name in self._points.points:
             self._forget_durably(name)
@@ -531,6 +534,15 @@ class LogStore:
         except (FileNotFoundError, WrongFileTypeError):
             stored = 0
         return is_earlier_replica(stored, replica_epoch)
+
+    def _put_away(self, directory: str, name: str, *, is_kept: bool) -> None:
+        """Retire a log's directory or, if it ``is_kept``, rename it to a name with ``.damaged-``, which no
+        process removes (R71)."""
+        if is_kept:
+            kept = self._set_aside(directory, name)
+            logger.warning("log of a removed replica is kept %s", Fields(directory=kept))
+        else:
+            self._retire(directory)
 
     def _retire(self, directory: str) -> None:
         """Rename a log's directory, so that ``begin_removal`` returns it."""
@@ -561,12 +573,13 @@ class LogStore:
         """Return all logs, including offline ones. The result changes when a log is added or removed."""
         return self._logs
 
-    def delete_log(self, tp: TopicPartition, topic_id: str | None = None) -> None:
+    def delete_log(self, tp: TopicPartition, topic_id: str | None = None, *, is_kept: bool = False) -> None:
         """Retire a log with all its records. The next checkpoint makes that durable, and a later
         ``begin_removal`` returns the job that removes its files.
 
-        Has no effect if there is no log. Raises DataDirectoryError if ``topic_id`` is given and the log
-        belongs to another topic (R25); OSError, StorageExhaustedError.
+        ``is_kept``: set its files aside for an operator instead (R71). Has no effect if there is no log.
+        Raises DataDirectoryError if ``topic_id`` is given and the log belongs to another topic (R25);
+        OSError, StorageExhaustedError.
         """
         log, name = self._logs.get(tp), self._names.get(tp)
         if log is None or name is None:
@@ -583,7 +596,7 @@ class LogStore:
         del self._names[tp]
         self._forget(log, name)
         if self._fs.exists(log.directory):
-            self._retire(log.directory)
+            self._put_away(log.directory, name, is_kept=is_kept)
 
     def release_log(self, tp: TopicPartition) -> None:
         """Close a log without a sync, and remove it from the store. ``create_log`` then recovers it from its
@@ -601,7 +614,7 @@ class LogStore:
         self._replaced.pop(tp, None)  # ``load`` finds it again
         self.release_log(tp)
 
-    def delete_unloaded(self, tp: TopicPartition, topic_id: str) -> None:
+    def delete_unloaded(self, tp: TopicPartition, topic_id: str, *, is_kept: bool = False) -> None:
         """Retire a log that is not loaded, as ``delete_log`` does. Has no effect if there are no files.
 
         Raises OSError, StorageExhaustedError.
@@ -616,7 +629,7 @@ class LogStore:
         self._wake()
         self._set_replaced_aside(name)
         if self._fs.exists(directory):
-            self._retire(directory)
+            self._put_away(directory, name, is_kept=is_kept)
 
     def begin_replace(self, tp: TopicPartition) -> LogExchange:
         """Begin to replace a damaged log by an empty one. After ``finish``, the caller makes the empty log
@@ -717,9 +730,12 @@ class LogStore:
     def _replaced_path(self, name: str, end: int) -> str:
         return f"{self._join(name)}{layout.REPLACED_SUFFIX}{end}"
 
-    def _set_aside(self, path: str, name: str) -> None:
-        """Rename the directory ``path`` to the next free ``.damaged-`` name of the log ``name``."""
-        self._fs.rename(path, damaged_name(self._fs, self._join(name)))
+    def _set_aside(self, path: str, name: str) -> str:
+        """Rename the directory ``path`` to the next free ``.damaged-`` name of the log ``name``, and return
+        that name."""
+        kept = damaged_name(self._fs, self._join(name))
+        self._fs.rename(path, kept)
+        return kept
 
     def _set_replaced_aside(self, name: str, before_epoch: int | None = None) -> None:
         """Make each ``begin_replace`` of the log ``name`` final. If ``before_epoch`` is given, omit logs of

@@ -70,6 +70,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         },
     ),
     Mutant(
+        "R71-lost-deleted",
+        "the end of a reassignment deletes a log with records that an unclean election has lost",
+        {"kafkalite.broker.partitions.partitions:Partitions.is_better_log": lambda partition, state: False},
+    ),
+    Mutant(
         "R63-replay-deletes",
         "a broker that starts deletes a log when it replays an old removal of its replica",
         {

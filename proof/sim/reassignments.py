@@ -16,6 +16,7 @@ from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import KafkaliteError
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import TopicPartition
+from proof.sim.nodes import DATA_PATH
 from proof.sim.stage import Stage, play, values_of
 from proof.sim.workload import CLIENT_SETTINGS
 
@@ -99,6 +100,30 @@ async def replays_its_removal(stage: Stage) -> str | None:
     return f"R63: node {first} does not return"
 
 
+async def leaves_after_a_loss(stage: Stage) -> str | None:
+    """Schedule: a node fails with the only complete log, another replica is elected uncleanly and moves, and
+    the node returns."""
+    configs = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+    await stage.open(KEY.topic, replication_factor=2, configs=configs)
+    complete, short = _state(stage).replicas
+    nodes = {node.node_id: node for node in stage.nodes if node.is_broker}
+    (spare,) = nodes.keys() - {complete, short}
+    nodes[short].kill()
+    await stage.until(lambda: _state(stage).isr == (complete,))
+    await stage.on("writer", stage.write_segment(KEY, b"lost", b"value"))
+    nodes[complete].kill()
+    nodes[short].start()
+    await stage.until(lambda: _state(stage).leader == short, PATIENCE_S)
+    await _reassign(stage, short, spare)
+    await _moved(stage, short, spare)
+    nodes[complete].start()
+    await stage.whole()
+    topic_id = stage.observer.image.topics[KEY.topic].topic_id
+    names = nodes[complete].host.filesystem.list_dir(DATA_PATH)
+    logs = [name for name in names if name.startswith(f"{topic_id}-0") and not name.endswith(".deleted")]
+    return None if logs else f"R71: node {complete} has deleted the only log with acknowledged records"
+
+
 async def _killed(stage: Stage, victim: int, after_s: float, *, loses_power: bool) -> str | None:
     await stage.open(KEY.topic, replication_factor=2, configs={"min.insync.replicas": "1"})
     first, second = _state(stage).replicas
@@ -148,5 +173,6 @@ def killed(victim: int, after_s: float, *, loses_power: bool = False) -> str | N
 
 DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R62-old-log-kept": partial(play, returns_with_old_log, settings={"log_cleaner_backoff_ms": 1_000}),
+    "R71-lost-deleted": partial(play, leaves_after_a_loss, controllers=1),
     "R63-replay-deletes": partial(play, replays_its_removal, controllers=1),
 }

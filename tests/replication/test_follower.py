@@ -467,6 +467,27 @@ def test_r69_after_a_restart_the_leader_that_filled_a_replica_is_unknown(added, 
     assert again.fetch_position().fetch_offset == (0 if added or is_replacement else 1)
 
 
+def test_r71_a_log_may_have_what_an_unclean_election_lost_until_it_is_compared(pair):
+    leader, follower = pair
+    assert not follower.partition.may_have_lost_records(1)  # it is empty
+    leader.write(b"a", b"b")
+    for _ in range(2):
+        follower.fetch(leader)
+    assert not follower.partition.may_have_lost_records(0)
+    assert follower.partition.may_have_lost_records(1)
+    for node in pair:
+        node.role(1, 1, version=1)
+    assert follower.partition.may_have_lost_records(1)
+    follower.fetch(leader)  # the leader compares the logs
+    assert not follower.partition.may_have_lost_records(1)
+    assert follower.partition.may_have_lost_records(2)
+    leader.write(b"c")
+    follower.fetch(leader)
+    for node in pair:
+        node.role(1, 2, version=2)
+    assert not follower.partition.may_have_lost_records(1)  # it has a later batch
+
+
 def test_a_follower_deletes_what_its_leader_has_deleted(pair):
     leader, follower = pair
     leader.role(1, 0, version=1, isr=(1,))

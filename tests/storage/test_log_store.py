@@ -548,6 +548,26 @@ def test_a_log_deleted_in_an_earlier_session_is_removed_after_the_delay(
     assert "not-ours.deleted" in fs.list_dir(PATH)
 
 
+@pytest.mark.parametrize("how", ["loaded", "unloaded", "discarded"])
+def test_r71_a_log_that_may_have_lost_records_is_set_aside(
+    fs: MemoryFileSystem, write: Any, how: str
+) -> None:
+    store = open_store(fs)
+    write(get(store), 1)
+    if how == "loaded":
+        store.delete_log(ORDERS, IDS[0], is_kept=True)
+    else:
+        store.close()
+        store = LogStore.open(fs, PATH, node_id=1)
+        if how == "unloaded":
+            store.delete_unloaded(ORDERS, IDS[0], is_kept=True)
+        else:
+            store.discard_earlier(ORDERS, IDS[0], 7, is_kept=True)
+    assert not store.has_retired
+    assert f"{IDS[0]}-0.damaged-1" in fs.list_dir(PATH)
+    assert f"{IDS[0]}-0" not in fs.list_dir(PATH)
+
+
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_log_that_is_created_and_deleted_again_before_its_old_files_are_removed(
     tmp_path: Path, is_restarted: bool

@@ -128,8 +128,9 @@ class Partitions:
         #: Partitions whose last role assignment failed, with the error.
         self._roleless: dict[TopicPartition, Exception | None] = {}
         self._exchanging: dict[TopicPartition, HostedPartition] = {}  # logs that ``_exchange`` replaces
-        #: The replicas whose removal was replayed before ``_is_complete``, by topic id and partition (R63).
-        self._removed: dict[tuple[str, int], TopicPartition] = {}
+        #: The replicas whose removal was replayed before ``_is_complete``, by topic id and partition (R63),
+        #: and whether their files are kept (R71).
+        self._removed: dict[tuple[str, int], tuple[TopicPartition, bool]] = {}
         self._image = ClusterImage()
         self.has_compacted = Signal()  #: set when a compacted topic is added; cleared by the cleaner
         self.has_failed = Signal()  #: set when ``retry`` has something to do
@@ -338,9 +339,9 @@ class Partitions:
         takes_roles = self.may_take_roles()
         for local in changes.deleted:
             if self.is_removed_for_good(local, image):
-                self._delete(local)
+                self._delete(local, image)
             else:
-                self._unload(local)
+                self._unload(local, image)
         begins = not self._is_complete and (self._incarnation_id is None or self._is_registered(image))
         if not self._is_complete:
             self._load(changes.created, image)
@@ -374,11 +375,11 @@ class Partitions:
         """
         return self._is_complete or local.topic_id not in image.topics_by_id
 
-    def _unload(self, local: LocalPartition) -> None:
+    def _unload(self, local: LocalPartition, image: ClusterImage) -> None:
         """Close the log of a replica that old metadata remove, and keep its files (R63). A later image may
         have another topic of the same name, whose log must take its place."""
         key = local.topic_partition
-        self._removed[local.topic_id, key.partition] = key
+        self._removed[local.topic_id, key.partition] = key, self._must_keep(local, image)
         if self._take_out(local) is not None:
             self._store.unload_log(key)
 
@@ -389,17 +390,18 @@ class Partitions:
         Earlier images delete none of them (R63). Topics that were deleted since then have none here either.
         Replicas that were added again begin with an empty log (R62).
         """
-        for (topic_id, number), key in self._removed.items():
+        for (topic_id, number), (key, is_kept) in self._removed.items():
             state = image.partition_of(topic_id, number)
             if state is None or self._node_id not in state.replicas:
-                self._delete_files(self._store.delete_unloaded, key, topic_id)
+                delete = partial(self._store.delete_unloaded, is_kept=is_kept)
+                self._delete_files(delete, key, topic_id)
         self._removed.clear()
         for local in list(self._local(image)):
             key, topic_id, state = local
             if not self._is_new_replica(state) or self._store.find(key, topic_id) is None:
                 continue
             if self._store.is_earlier(topic_id, key.partition, state.replica_epoch(self._node_id)):
-                self._delete(local)
+                self._delete(local, image)
                 self._create(local, image)
 
     def _is_new_replica(self, state: PartitionState) -> bool:
@@ -608,7 +610,7 @@ class Partitions:
         """
         state = self._image.partition(*key)
         assert state is not None, f"{key} does not exist"
-        self._delete(LocalPartition(key, topic_id, state))
+        self._delete(LocalPartition(key, topic_id, state), ClusterImage())
 
     def replace(self, key: TopicPartition, topic_id: str, image: ClusterImage) -> Log:
         """Replace the log of a partition, if there is one, by an empty log. Return the empty log.
@@ -668,7 +670,8 @@ class Partitions:
         epoch = state.replica_epoch(self._node_id)
         try:
             if self._is_new_replica(state):
-                self._store.discard_earlier(key, topic_id, epoch)
+                is_kept = state.loss_epoch > NO_EPOCH  # what the files contain is not known
+                self._store.discard_earlier(key, topic_id, epoch, is_kept=is_kept)
             config = self._log_config(image, key.topic, settings)
             return self._store.create_log(key, topic_id, config, replica_epoch=epoch)
         except (StorageError, OSError) as error:
@@ -694,9 +697,22 @@ class Partitions:
         if log.config.is_compacted:
             self.has_compacted.set()
 
-    def _delete(self, local: LocalPartition) -> None:
+    def _must_keep(self, local: LocalPartition, image: ClusterImage) -> bool:
+        """Whether the log of a removed replica is set aside instead of deleted, because it may have the only
+        copy of committed records (R71)."""
+        state = image.partition_of(local.topic_id, local.topic_partition.partition)
+        hosted = self._hosted.get(local.topic_partition)
+        return state is not None and hosted is not None and self.is_better_log(hosted.partition, state)
+
+    @staticmethod
+    def is_better_log(partition: Partition, state: PartitionState) -> bool:
+        """Whether a log may have committed records that the unclean election before ``state`` lost (R71)."""
+        return state.loss_epoch > NO_EPOCH and partition.may_have_lost_records(state.loss_epoch)
+
+    def _delete(self, local: LocalPartition, image: ClusterImage) -> None:
+        delete = partial(self._store.delete_log, is_kept=self._must_keep(local, image))
         if self._take_out(local) is not None:
-            self._delete_files(self._store.delete_log, local.topic_partition, local.topic_id)
+            self._delete_files(delete, local.topic_partition, local.topic_id)
 
     def _delete_files(
         self, delete: Callable[[TopicPartition, str], object], key: TopicPartition, topic_id: str

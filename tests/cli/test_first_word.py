@@ -203,11 +203,8 @@ class Forks:
 def first_word(command: str, address: str, directory: Path, forks: Forks) -> Word:
     """Start ``command``, and end it when it has written a line."""
     name = command.replace(" ", "-")
-    secret = directory / "secret"
-    secret.write_text('cluster.secret = "s"\n')
-    plan = directory / "plan.json"
-    plan.write_text('{"partitions": [{"topic": "t", "partition": 0, "replicas": [1]}]}')
-    arguments = [*command.split(), *ARGUMENTS[command].format(secret=secret, plan=plan).split()]
+    files = {"secret": directory / "secret", "plan": directory / "plan.json"}
+    arguments = [*command.split(), *ARGUMENTS[command].format(**files).split()]
     arguments += [address] if command == "conformance" else ["-b", address]
     records, output, code = (directory / f"{name}.{kind}" for kind in ("records", "output", "code"))
     records.write_bytes(RECORDS)
@@ -232,6 +229,8 @@ def first_word(command: str, address: str, directory: Path, forks: Forks) -> Wor
 
 def first_words(address: str, directory: Path) -> dict[str, Word]:
     names = list(ARGUMENTS)
+    (directory / "secret").write_text('cluster.secret = "s"\n')
+    (directory / "plan.json").write_text('{"partitions": [{"topic": "t", "partition": 0, "replicas": [1]}]}')
     with closing(Forks()) as forks:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             found = pool.map(lambda name: first_word(name, address, directory, forks), names)

@@ -1,13 +1,12 @@
 """Capabilities C5-C7, C12, C13, C15, E4 and B13: progress, acknowledgements, and what a guarantee costs.
 
 That the three guarantees hold (E1-E3, B21) whatever dies is shown in tests/sim/test_every_step.py and
-tests/processes/test_transactions.py.
+tests/processes/test_transactions.py. Tests with a ``broker`` run in virtual time: computing takes none.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -17,11 +16,11 @@ import pytest_asyncio
 
 from kafkalite import Broker, Consumer, Deduplicator, Producer, TopicPartition
 from kafkalite.client.consumer.deduplication import header_id
-from kafkalite.clock import SystemClock
 from kafkalite.errors import RequestTimedOutError
 from kafkalite.protocol.api import ApiKey
 from kafkalite.testing.cluster import Cluster
 from kafkalite.testing.faults import delay_next, drop_next
+from kafkalite.testing.virtual_clock import VirtualClock
 from proof.waiting import settle
 
 T0 = TopicPartition("t", 0)
@@ -36,10 +35,19 @@ QUICK_SESSIONS = {"group_consumer_session_timeout_ms": 200, "group_consumer_hear
 Kill = Callable[[Consumer], Awaitable[None]]
 
 
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
 @pytest_asyncio.fixture
-async def broker() -> AsyncIterator[Broker]:
+async def broker(clock: VirtualClock) -> AsyncIterator[Broker]:
     """A broker whose topic t has a hundred records in one partition."""
-    async with Broker(**QUICK_SESSIONS) as running, Producer(running.bootstrap_servers) as producer:
+    async with (
+        Broker(clock=clock, **QUICK_SESSIONS) as running,
+        clock.auto_jump(),
+        Producer(running.bootstrap_servers) as producer,
+    ):
         await producer.send_many("t", [b"%d" % number for number in range(100)], partition=0)
         yield running
 
@@ -140,10 +148,10 @@ async def test_what_each_acks_waits_for() -> None:
             cluster.intercept(ApiKey.PRODUCE, None)
 
 
-async def test_stronger_guarantees_cost_throughput(broker: Broker) -> None:
+async def test_stronger_guarantees_cost_throughput(broker: Broker, clock: VirtualClock) -> None:
     """E4: where each request takes 5 ms. ``python -m benchmarks transactions`` measures real ones."""
     servers = broker.bootstrap_servers
-    slow, clock = delay_next(None, delay_ms=5), SystemClock()
+    slow, loop = delay_next(None, delay_ms=5), asyncio.get_running_loop()
     broker.intercept(lambda request, client: slow(request, lambda: broker.handle(request, client), clock))
 
     async def measure(
@@ -154,9 +162,9 @@ async def test_stronger_guarantees_cost_throughput(broker: Broker) -> None:
         async with consumer:
             await consumer.get_many(0, timeout_ms=0)
             before = Counter(broker.statistics().requests)
-            began_s = time.monotonic()
+            began_s = loop.time()
             await transform(consumer)
-            return Counter(broker.statistics().requests) - before, time.monotonic() - began_s
+            return Counter(broker.statistics().requests) - before, loop.time() - began_s
 
     async def at_least_once(consumer: Consumer) -> None:
         async with Producer(servers, linger_ms=0) as producer:

@@ -32,6 +32,13 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[(?P<cores>.*)\]")
 _CHECKPOINT_MANAGER: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+#: The variables that Spark adds to the environment of a data source in Python when a stream of it starts.
+STREAM_VARIABLES: Final = (
+    "SPARK_LOCAL_DIRS",
+    "SPARK_AUTH_SOCKET_TIMEOUT",
+    "SPARK_BUFFER_SIZE",
+    "SPARK_PYTHON_RUNTIME",
+)
 
 
 def is_local(master: str) -> bool:
@@ -177,7 +184,35 @@ def session(
                 raise SparkStartError("Spark can't start here", hint="; ".join(missing)) from None
             raise
     activate(spark)
+    _share_environment(spark)
     return spark
+
+
+def _share_environment(spark: Any) -> None:
+    """Add STREAM_VARIABLES to the environment of the source's workers before a query starts.
+
+    In Spark 4.3 all streams of a data source add them to one Scala map that has no lock. If two queries that
+    start at the same time add a variable, the map counts it twice, and each later batch in this JVM fails
+    with "Illegal size 5 of collection, expected 6". A variable that is present changes only its value, which
+    Spark sets before it uses the environment. Does nothing for a session of Spark Connect.
+    """
+    if not hasattr(spark, "_jsparkSession"):
+        return
+    from py4j.protocol import Py4JError
+
+    with contextlib.suppress(Py4JError, TypeError):  # other versions of Spark may have other internals
+        environment = environment_of_workers(spark)
+        for name in STREAM_VARIABLES:
+            environment.putIfAbsent(name, "")
+
+
+def environment_of_workers(spark: Any) -> Any:
+    """Return the environment, a map in the JVM, of the workers that plan and read the format kafkalite.
+
+    Raises Py4JError if Spark does not find the format.
+    """
+    manager = spark._jsparkSession.sessionState().dataSourceManager()
+    return manager.lookupDataSource("kafkalite").dataSourceCls().envVars()
 
 
 def activate(spark: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from kafkalite.testing.sync_cluster import SyncCluster
 from sparkbridge import session
 from sparkbridge.local import fast_start
+from sparkbridge.local.spark_session import STREAM_VARIABLES, environment_of_workers
 
 
 def test_workers_of_the_session_use_the_unpacked_pyspark(spark: Any) -> None:
@@ -53,3 +54,20 @@ def test_another_thread_writes_after_it_asked_for_the_session(
     with ThreadPoolExecutor(1) as threads:
         threads.submit(write).result()
     assert [record.value for record in broker.records(topic)] == [b"value"]
+
+
+def test_a_query_adds_no_variable_to_the_environment_that_queries_share(
+    spark: Any, broker: SyncCluster, new_topic_on: Callable[..., str], checkpoint: str
+) -> None:
+    """Two that start at the same time could damage the map: "Illegal size 5 of collection, expected 6"."""
+    before = set(environment_of_workers(spark))
+    assert before >= set(STREAM_VARIABLES)
+    topic = new_topic_on("shared-environment")
+    broker.produce(topic, [b"value"])
+    options = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic}
+    rows = spark.readStream.format("kafkalite").options(**options, startingOffsets="earliest").load()
+    query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint)
+    query.trigger(availableNow=True).start().awaitTermination()
+    environment = environment_of_workers(spark)
+    assert set(environment) == before, "Spark adds another variable: add it to STREAM_VARIABLES"
+    assert all(environment[name] for name in STREAM_VARIABLES), "Spark sets the values"

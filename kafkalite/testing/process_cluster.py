@@ -31,7 +31,7 @@ from kafkalite.client.admin.cluster_health import ClusterView, RequestedState, l
 from kafkalite.errors import KafkaliteError
 from kafkalite.parent_pipe import PARENT_PIPE, stdin_for_children
 from kafkalite.testing.proxy import FaultyProxy, Link, client_id_of
-from kafkalite.transport.free_ports import free_ports
+from kafkalite.transport.free_ports import ReservedPorts
 
 #: The node id of the first separate controller.
 FIRST_CONTROLLER: Final = 101
@@ -152,6 +152,7 @@ class ProcessCluster:
         controller_ids = range(FIRST_CONTROLLER, FIRST_CONTROLLER + controllers)
         self._voter_ids = controller_ids if controllers else self._broker_ids
         self.nodes: dict[int, ServerProcess] = {}
+        self._ports = ReservedPorts(0)
 
     def __repr__(self) -> str:
         running = [node_id for node_id, node in self.nodes.items() if node.is_running]
@@ -171,6 +172,7 @@ class ProcessCluster:
         for proxy in self._proxies.values():
             await proxy.close()
         self._proxies.clear()
+        self._ports.close()
 
     async def stop(self) -> dict[int, int]:
         """Send SIGTERM to all running nodes at the same time. Return {node id: exit code}."""
@@ -192,7 +194,8 @@ class ProcessCluster:
     async def _lay_out(self) -> None:
         """Choose ports, start proxies if ``proxied``, and create the ServerProcess of each node."""
         ids = sorted({*self._broker_ids, *self._voter_ids})
-        ports = iter(free_ports(3 * len(ids)))
+        self._ports = ReservedPorts(3 * len(ids))
+        ports = iter(self._ports.ports)
         raft, peers, clients = ({node_id: f"127.0.0.1:{next(ports)}" for node_id in ids} for _ in range(3))
         raft_seen = {node_id: await self._proxied_at("raft", node_id, raft[node_id]) for node_id in ids}
         peers_seen = {node_id: await self._proxied_at("broker", node_id, peers[node_id]) for node_id in ids}

@@ -15,7 +15,7 @@ import pytest
 import kafkalite
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.log_store import LogStore
-from kafkalite.transport.free_ports import free_ports
+from kafkalite.transport.free_ports import ReservedPorts
 from proof.waiting import eventually
 
 READY_S = 30.0
@@ -75,7 +75,8 @@ class Server:
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[dict[int, Server]]:
-    ports = free_ports(6)
+    reserved = ReservedPorts(6)
+    ports = reserved.ports
     voters = ",".join(f"{n}@127.0.0.1:{ports[n + 2]}" for n in (1, 2, 3))
     made = {n: Server(n, voters, ports[n - 1], tmp_path) for n in (1, 2, 3)}
     yield made
@@ -83,6 +84,7 @@ def servers(tmp_path: Path) -> Iterator[dict[int, Server]]:
         if server.process is not None and server.process.poll() is None:
             server.process.kill()
             server.process.wait()
+    reserved.close()
 
 
 async def test_three_servers_serve_stop_in_order_and_start_again(servers: dict[int, Server]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
+from kafkalite.errors import ListenError
 from kafkalite.testing import ProcessCluster
 from kafkalite.testing.process_cluster import NodeFailedError
-from kafkalite.transport.free_ports import free_ports
+from kafkalite.transport import free_ports as module
+from kafkalite.transport.free_ports import ReservedPorts, free_ports
 from proof.waiting import eventually
 
 
@@ -29,6 +32,22 @@ def test_free_ports_are_different_and_free() -> None:
     for port in ports:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
+
+
+async def test_reserved_ports_are_free_for_their_servers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise two clusters that start at the same time could choose the same port."""
+    reserved = ReservedPorts(3)
+    first = min(reserved.ports)
+    monkeypatch.setattr(module, "_FIRST", first)
+    monkeypatch.setattr(module, "_STOP", first + 1)
+    for _ in range(2):  # a server that starts, ends and starts again
+        with pytest.raises(ListenError):
+            free_ports(1)
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", first)
+        server.close()
+        await server.wait_closed()
+    reserved.close()
+    assert free_ports(1) == [first]
 
 
 async def test_a_node_that_cannot_start_raises_with_its_log(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ CAPABILITIES :=
 capabilities: ; @bin/setup all dev test && $(PYTHON) -m proof.capabilities --jobs $(JOBS) $(CAPABILITIES)
 
 # Real processes, killed, paused and cut off under load: make faults ROUNDS=50 FAULTS='--fault kill-all'
+# Brokers that join and leave while nodes are killed: make faults ROUNDS=5 FAULTS='--fault move'
 # The same with exactly-once jobs: make faults FAULTS=--transactions
 ROUNDS := 20
 FAULTS :=

@@ -25,6 +25,7 @@ SUITES = (
     "transactions",
     "replication",
     "failover",
+    "reassignment",
     "scale",
     "start_up",
     "fixture",

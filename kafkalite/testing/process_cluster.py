@@ -151,6 +151,8 @@ class ProcessCluster:
         self._broker_ids = range(1, brokers + 1)
         controller_ids = range(FIRST_CONTROLLER, FIRST_CONTROLLER + controllers)
         self._voter_ids = controller_ids if controllers else self._broker_ids
+        self._voters = ""
+        self._last_added = 0  # the node id of the broker that was added last
         self.nodes: dict[int, ServerProcess] = {}
         self._ports = ReservedPorts(0)
 
@@ -198,34 +200,58 @@ class ProcessCluster:
         ports = iter(self._ports.ports)
         raft, peers, clients = ({node_id: f"127.0.0.1:{next(ports)}" for node_id in ids} for _ in range(3))
         raft_seen = {node_id: await self._proxied_at("raft", node_id, raft[node_id]) for node_id in ids}
-        peers_seen = {node_id: await self._proxied_at("broker", node_id, peers[node_id]) for node_id in ids}
-        voters = ",".join(f"{node_id}@{raft_seen[node_id]}" for node_id in self._voter_ids)
+        self._voters = ",".join(f"{node_id}@{raft_seen[node_id]}" for node_id in self._voter_ids)
         for node_id in ids:
-            is_broker, is_controller = node_id in self._broker_ids, node_id in self._voter_ids
-            roles = [role for role, has in (("broker", is_broker), ("controller", is_controller)) if has]
-            settings = {
-                "node.id": str(node_id),
-                "process.roles": ",".join(roles),
-                "cluster.id": CLUSTER_ID,
-                "cluster.secret": SECRET,
-                "controller.quorum.voters": voters,
-                "log.dirs": str(self.directory / f"node-{node_id}"),
-            }
-            if is_controller:
-                settings["controller.listeners"] = raft[node_id]
-            if is_broker:
-                settings["listeners"] = f"{peers[node_id]},{clients[node_id]}"
-                settings["advertised.listeners"] = f"{peers_seen[node_id]},{clients[node_id]}"
-            settings |= self._settings
-            settings |= {name: str(value) for name, value in self._node_settings.get(node_id, {}).items()}
-            self.nodes[node_id] = ServerProcess(
-                node_id,
-                settings,
-                self.directory / f"node-{node_id}",
-                clients[node_id] if is_broker else raft[node_id],
-                is_broker,
-                is_controller,
-            )
+            await self._add(node_id, raft[node_id], peers[node_id], clients[node_id])
+
+    async def _add(self, node_id: int, raft: str, peers: str, client: str) -> None:
+        """Create the ServerProcess of a node that listens at these addresses."""
+        peers_seen = await self._proxied_at("broker", node_id, peers)
+        is_controller = node_id in self._voter_ids
+        is_broker = node_id in self._broker_ids or not is_controller
+        roles = [role for role, has in (("broker", is_broker), ("controller", is_controller)) if has]
+        settings = {
+            "node.id": str(node_id),
+            "process.roles": ",".join(roles),
+            "cluster.id": CLUSTER_ID,
+            "cluster.secret": SECRET,
+            "controller.quorum.voters": self._voters,
+            "log.dirs": str(self.directory / f"node-{node_id}"),
+        }
+        if is_controller:
+            settings["controller.listeners"] = raft
+        if is_broker:
+            settings["listeners"] = f"{peers},{client}"
+            settings["advertised.listeners"] = f"{peers_seen},{client}"
+        settings |= self._settings
+        settings |= {name: str(value) for name, value in self._node_settings.get(node_id, {}).items()}
+        self.nodes[node_id] = ServerProcess(
+            node_id,
+            settings,
+            self.directory / f"node-{node_id}",
+            client if is_broker else raft,
+            is_broker,
+            is_controller,
+        )
+
+    async def add_broker(self) -> int:
+        """Start a further broker, which is no controller. Return its node id, which no node had before.
+
+        Does not wait until it is live. ``start`` must have been called.
+        """
+        self._last_added = max(self._last_added, *self._broker_ids) + 1
+        assert self._last_added not in self._voter_ids, "too many brokers"
+        raft, peers, client = (f"127.0.0.1:{port}" for port in free_ports(3))
+        await self._add(self._last_added, raft, peers, client)
+        await self.nodes[self._last_added].start()
+        return self._last_added
+
+    async def remove(self, node_id: int) -> None:
+        """Kill a broker that ``add_broker`` has started, if it still runs, and forget it."""
+        await self.nodes.pop(node_id).end(signal.SIGKILL)
+        proxy = self._proxies.pop(("broker", node_id), None)
+        if proxy is not None:
+            await proxy.close()
 
     async def _proxied_at(self, kind: str, node_id: int, target: str) -> str:
         """Return the address at which other nodes reach ``target``. If ``proxied``, start a proxy for it."""

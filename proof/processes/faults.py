@@ -4,6 +4,7 @@
 
     python -m proof.processes.faults --rounds 20 --seed 7     # faults of all kinds
     python -m proof.processes.faults --fault kill-all --rounds 50
+    python -m proof.processes.faults --fault move --rounds 5  # brokers join and leave
     python -m proof.processes.faults --transactions           # exactly once: proof.processes.transactions
 
 In each round a fault occurs while clients write and read, and ends. Then all replicas must be in sync again
@@ -36,6 +37,7 @@ from kafkalite.testing.process_cluster import ProcessCluster
 from proof.console import tell
 from proof.damage.kinds import LOG_KINDS, OLDER, damage_log
 from proof.histories.history import Anomaly, check
+from proof.processes.moves import move
 from proof.processes.workload import Workload
 
 TOPIC: Final = "ledger"
@@ -277,6 +279,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "damage-after-kill-all": damage_after_kill_all,
     "few-descriptors": few_descriptors,
     FULL_DISK: full_disk,
+    "move": move,
 }
 
 

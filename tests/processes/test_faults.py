@@ -19,6 +19,7 @@ PLANS = {
     "cut": ["isolate-leader", "cut-one-way", "cut-one-link", "bad-links", "pause"],
     "damaged": ["damage-one", "damage-after-kill-all"],
     "exhausted": ["few-descriptors", "full-disk"],
+    "moved": ["move"],
 }
 
 

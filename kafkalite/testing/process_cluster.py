@@ -155,6 +155,7 @@ class ProcessCluster:
         self._last_added = 0  # the node id of the broker that was added last
         self.nodes: dict[int, ServerProcess] = {}
         self._ports = ReservedPorts(0)
+        self._added_ports: dict[int, ReservedPorts] = {}  # of the brokers that ``add_broker`` has started
 
     def __repr__(self) -> str:
         running = [node_id for node_id, node in self.nodes.items() if node.is_running]
@@ -174,7 +175,9 @@ class ProcessCluster:
         for proxy in self._proxies.values():
             await proxy.close()
         self._proxies.clear()
-        self._ports.close()
+        for ports in (self._ports, *self._added_ports.values()):
+            ports.close()
+        self._added_ports.clear()
 
     async def stop(self) -> dict[int, int]:
         """Send SIGTERM to all running nodes at the same time. Return {node id: exit code}."""
@@ -205,7 +208,7 @@ class ProcessCluster:
             await self._add(node_id, raft[node_id], peers[node_id], clients[node_id])
 
     async def _add(self, node_id: int, raft: str, peers: str, client: str) -> None:
-        """Create the ServerProcess of a node that listens at these addresses."""
+        """Create the ServerProcess of a node. Only a controller listens at ``raft``."""
         peers_seen = await self._proxied_at("broker", node_id, peers)
         is_controller = node_id in self._voter_ids
         is_broker = node_id in self._broker_ids or not is_controller
@@ -241,8 +244,9 @@ class ProcessCluster:
         """
         self._last_added = max(self._last_added, *self._broker_ids) + 1
         assert self._last_added not in self._voter_ids, "too many brokers"
-        raft, peers, client = (f"127.0.0.1:{port}" for port in free_ports(3))
-        await self._add(self._last_added, raft, peers, client)
+        ports = self._added_ports[self._last_added] = ReservedPorts(2)
+        peers, client = (f"127.0.0.1:{port}" for port in ports.ports)
+        await self._add(self._last_added, "", peers, client)
         await self.nodes[self._last_added].start()
         return self._last_added
 
@@ -252,6 +256,7 @@ class ProcessCluster:
         proxy = self._proxies.pop(("broker", node_id), None)
         if proxy is not None:
             await proxy.close()
+        self._added_ports.pop(node_id).close()
 
     async def _proxied_at(self, kind: str, node_id: int, target: str) -> str:
         """Return the address at which other nodes reach ``target``. If ``proxied``, start a proxy for it."""

@@ -26,9 +26,9 @@ from kafkalite.testing import SyncCluster
 pytestmark = pytest.mark.slow
 
 LIMIT_S = 2.0
-#: For a process while three of them, and other tests, share the processors.
+#: For a process while eight of them, which mostly wait, and other tests share the processors.
 MARGIN_S = 6.0
-AT_ONCE = 3
+AT_ONCE = 8
 #: More than a log reserves ahead, so that they do not fit on a full disk.
 RECORDS = (b"x" * 1_000 + b"\n") * 8_000
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from kafkalite.errors import DiskFullError
-from kafkalite.storage.filesystem import Buffer, File, FileSystem, Lock, run_one
+from kafkalite.storage.filesystem import Buffer, File, FileSystem, Lock, Space, run_one
 from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
 
 SECTOR_BYTES: Final = 512
@@ -152,6 +152,9 @@ class RecordingFileSystem:
 
     def shortage(self, path: str) -> str | None:
         return self._inner.shortage(path)
+
+    def space(self, path: str) -> Space:
+        return self._inner.space(path)
 
     def boot_id(self) -> str:
         return self._inner.boot_id()

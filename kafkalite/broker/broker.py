@@ -65,7 +65,7 @@ from kafkalite.security.acls import Authorizer
 from kafkalite.security.principal_mapping import PrincipalMapping
 from kafkalite.storage import layout
 from kafkalite.storage.filesystem import FileSystem
-from kafkalite.storage.log_store import LogStore
+from kafkalite.storage.log_dirs import LogDirs
 from kafkalite.storage.sync_work import run_together
 from kafkalite.transport import security_scheme, transport_for, without_security
 from kafkalite.transport.tls_context import TlsContext
@@ -418,9 +418,10 @@ class Broker:
             InlineExecutor() if is_memory else ThreadPoolExecutor(2, f"kafkalite-sync-{config.node_id}")
         )
         self._started.append(("executor", self._close_executor))
-        self._path = config.log_dirs or MEMORY_PATH
-        self._store = LogStore.open(
-            filesystem, self._path, cluster_id=config.cluster_id, node_id=config.node_id, rng=self._rng
+        directories = config.log_directories or (MEMORY_PATH,)
+        self._path = directories[0]
+        self._store = LogDirs.open(
+            filesystem, directories, cluster_id=config.cluster_id, node_id=config.node_id, rng=self._rng
         )
         self._started.append(("log store", self._close_store))
         directory = f"{self._path}/{layout.METADATA_DIRECTORY}"
@@ -505,7 +506,6 @@ class Broker:
         )
         partitions = Partitions(
             self._store,
-            self._path,
             config.node_id,
             settings.topic_defaults,
             self._waiters,
@@ -746,6 +746,7 @@ class Broker:
         if self._cluster is not None:
             await registration.wait_unfenced()
             self._registration = registration
+            self._services.partitions.on_offline = registration.hurry
             self._service_tasks.start(registration.heartbeat_forever(), name="heartbeats")
 
     async def _accept_copy(self, start: Start) -> None:

@@ -345,7 +345,10 @@ class BrokerConfig:
 
     # --- behaviour: the data directory
     log_dirs: str | None = option_field(
-        None, "The data directory (one). Unset keeps everything in memory.", aliases=("log.dir", "data.dir")
+        None,
+        "The data directories, separated by commas, each on a disk of its own. The first one also has the"
+        " node's identity and the metadata. Unset keeps everything in memory.",
+        aliases=("log.dir", "data.dir"),
     )
 
     log_dirs_min_free_bytes: int = option_field(
@@ -592,6 +595,15 @@ class BrokerConfig:
             object.__setattr__(self, "log_dirs", str(self.log_dirs))
         self._check_relations()
 
+    @property
+    def log_directories(self) -> tuple[str, ...]:
+        """The data directories in ``log.dirs``, in order; empty without any."""
+        if self.log_dirs is None:
+            return ()
+        if "," not in self.log_dirs:
+            return (self.log_dirs,)
+        return tuple(path.strip().rstrip("/") for path in self.log_dirs.split(","))
+
     def _check_relations(self) -> None:
         """Raise ConfigError if settings contradict each other or a setting is invalid."""
         self._check_cluster()
@@ -605,11 +617,13 @@ class BrokerConfig:
             "advertised.listeners",
             f"one address for each of the {len(self.listeners)} listeners",
         )
-        self._require(
-            self.log_dirs is None or "," not in self.log_dirs,
-            "log.dirs",
-            "one directory (several are not supported)",
-        )
+        if self.log_dirs is not None and "," in self.log_dirs:
+            directories = self.log_directories
+            self._require(
+                all(directories) and len(set(directories)) == len(directories),
+                "log.dirs",
+                "directories separated by commas, each of them once",
+            )
         self._require(
             self.message_max_bytes <= self.socket_request_max_bytes,
             "message.max.bytes",

@@ -155,6 +155,7 @@ def format_directory(
     config = _load(file, overrides, data).config
     if config.log_dirs is None:
         raise UsageError("no data directory: give --data DIRECTORY, or log.dirs in the file")
+    path = config.log_directories[0]  # a start formats the further ones
     filesystem = RealFileSystem()
     if restore:
         if cluster_id is None or node_id is None or if_not_formatted or dry_run:
@@ -162,17 +163,17 @@ def format_directory(
                 "--restore takes --cluster-id and --node-id",
                 hint="if the cluster id is lost, choose a new one",
             )
-        state = read_intact_metadata(filesystem, f"{config.log_dirs}/{METADATA_POINT}", node_id)
-        check_alone(filesystem, config.log_dirs, node_id, state.identity)
-        restore_identity(filesystem, config.log_dirs, cluster_id=cluster_id, node_id=node_id)
+        state = read_intact_metadata(filesystem, f"{path}/{METADATA_POINT}", node_id)
+        check_alone(filesystem, path, node_id, state.identity)
+        restore_identity(filesystem, path, cluster_id=cluster_id, node_id=node_id)
         if_not_formatted = True
-    identity = read_identity(filesystem, config.log_dirs)
+    identity = read_identity(filesystem, path)
     if identity is not None and not if_not_formatted:
         raise ExistsAlreadyError(
-            f"{config.log_dirs} is already formatted, for node {identity.node_id}",
+            f"{path} is already formatted, for node {identity.node_id}",
             hint="use it as it is (--if-not-formatted), or choose another directory",
         )
-    document: dict[str, Any] = {"path": config.log_dirs}
+    document: dict[str, Any] = {"path": path}
     if dry_run:
         print_document(
             document | {"formatted_already": identity is not None, "dry_run": True},
@@ -182,7 +183,7 @@ def format_directory(
     if identity is None:
         identity = format_data_dir(
             filesystem,
-            config.log_dirs,
+            path,
             cluster_id=cluster_id or config.cluster_id,
             node_id=config.node_id if node_id is None else node_id,
         )

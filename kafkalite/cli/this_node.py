@@ -52,7 +52,7 @@ def own_login(config: BrokerConfig) -> OperatorLogin | None:
 
     cluster_id = config.cluster_id
     if cluster_id is None and config.log_dirs is not None:
-        identity = read_identity(RealFileSystem(), config.log_dirs)
+        identity = read_identity(RealFileSystem(), config.log_directories[0])
         cluster_id = None if identity is None else identity.cluster_id
     if cluster_id is None or not config.cluster_secret:
         return None

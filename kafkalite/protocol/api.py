@@ -124,7 +124,8 @@ class Api(Struct):
 _MODULES: Final = (admin, cluster, data, groups, metadata, security, transactions)
 #: The structs of an API's versions after version 0. Each appends fields to those of the version before.
 _LATER: Final[dict[ApiKey, tuple[tuple[type[Struct], type[Struct]], ...]]] = {
-    ApiKey.FETCH: ((data.FetchRequestV1, data.FetchResponseV1),)
+    ApiKey.FETCH: ((data.FetchRequestV1, data.FetchResponseV1),),
+    ApiKey.DESCRIBE_LOG_DIRS: ((admin.DescribeLogDirsRequestV1, admin.DescribeLogDirsResponseV1),),
 }
 
 

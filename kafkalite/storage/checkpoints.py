@@ -41,6 +41,8 @@ _PRODUCERS: Final = "producers"
 _COMPACTION: Final = "compaction"
 START_COUNT: Final = "start-count"
 START_FILE: Final = "start-file"
+_LOG_DIRS: Final = "log-dirs"
+LOG_DIR_STARTS: Final = "log-dir-starts"
 
 #: The last line of a block of lines.
 _BLOCK_END: Final = re.compile(rb"crc32c [0-9a-f]{8}\n")
@@ -180,6 +182,25 @@ class NodeIdentity(NamedTuple):
     cluster_id: str
     node_id: int
     directory_id: str
+
+
+class KnownDirectory(NamedTuple):
+    """A further data directory that a node has used. ``starts`` is the number of the node's starts in which
+    it was used, the last one included."""
+
+    directory_id: str
+    starts: int
+    path: str  #: at the last of these starts
+
+
+def encode_log_dirs(directories: Iterable[KnownDirectory]) -> bytes:
+    return encode_lines(_LOG_DIRS, (f"{one.directory_id} {one.starts} {one.path}" for one in directories))
+
+
+def decode_log_dirs(data: bytes, path: str) -> list[KnownDirectory]:
+    """Raises CorruptLogError, ValueError."""
+    fields = (line.split(" ", 2) for line in decode_lines(_LOG_DIRS, data, path))
+    return [KnownDirectory(directory_id, int(starts), place) for directory_id, starts, place in fields]
 
 
 def encode_lines(kind: str, lines: Iterable[str], version: int = VERSION) -> bytes:

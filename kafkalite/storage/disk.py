@@ -32,7 +32,15 @@ from kafkalite.errors import (
     TooManyOpenFilesError,
     WrongFileTypeError,
 )
-from kafkalite.storage.filesystem import SHORTAGE_BYTES, Buffer, File, run_one, set_aside, write_atomically
+from kafkalite.storage.filesystem import (
+    SHORTAGE_BYTES,
+    Buffer,
+    File,
+    Space,
+    run_one,
+    set_aside,
+    write_atomically,
+)
 from kafkalite.storage.layout import parent
 
 _FILE_MODE: Final = 0o600
@@ -341,6 +349,10 @@ class RealFileSystem:
             return None
         kept = f", of which {kept_bytes:,} are kept for metadata" if kept_bytes else ""
         return f"{self._owner or 'the disk'} has {free_bytes:,} bytes free there{kept}"
+
+    def space(self, path: str) -> Space:
+        disk = os.statvfs(path)
+        return Space(disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize)
 
     def boot_id(self) -> str:
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kafkalite.limits import MIB
 from kafkalite.log_fields import Fields
@@ -70,6 +70,13 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
+class Space(NamedTuple):
+    """The size of a disk, and the bytes on it that are free for this process."""
+
+    total_bytes: int
+    free_bytes: int
+
+
 class FileSystem(Protocol):
     """A file system. A new, changed or removed name is durable only after ``sync_dir`` of its directory."""
 
@@ -109,6 +116,10 @@ class FileSystem(Protocol):
     def shortage(self, path: str) -> str | None:
         """Return why files in the directory ``path`` cannot grow by SHORTAGE_BYTES, or why no file descriptor
         was left in the last seconds. Return None if there is neither problem."""
+        ...
+
+    def space(self, path: str) -> Space:
+        """Return the size of the disk on which the directory ``path`` is, and its free bytes."""
         ...
 
     def boot_id(self) -> str:

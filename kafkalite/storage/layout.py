@@ -27,6 +27,14 @@
                                             a compacted segment that is to replace those with its offsets
       __cluster_metadata/                   the metadata log
       <log directory>.deleted/              retired log, to be removed later
+      log-dirs                              of a node with several data directories: the further ones
+
+A further data directory of the node has logs, recovery points and a marker of its own::
+
+    <further data directory>/
+      .lock, recovery-points, recovery-points.copy, boot-id, clean-shutdown, <log directory>/
+      log-dir.json                          cluster id, node id, directory id, format version
+      log-dir-starts                        in how many starts of the node the directory was used
 """
 
 from __future__ import annotations
@@ -38,6 +46,10 @@ from kafkalite.errors import DataDirectoryError
 
 LOCK_FILE: Final = ".lock"
 NODE_FILE: Final = "node.json"
+LOG_DIR_FILE: Final = "log-dir.json"  #: in place of ``node.json`` in each data directory but the first
+LOG_DIR_STARTS_FILE: Final = "log-dir-starts"
+LOG_DIRS_FILE: Final = "log-dirs"
+PROBE_FILE: Final = ".probe"  #: written to find out whether a disk can be written
 RECOVERY_POINTS_FILE: Final = "recovery-points"
 RECOVERY_POINTS_COPY: Final = "recovery-points.copy"
 CLEAN_SHUTDOWN_FILE: Final = "clean-shutdown"

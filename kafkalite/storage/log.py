@@ -1353,6 +1353,10 @@ class Log:
             hint = "the broker opens the log again when it can; see the broker's log"
         return LogOfflineError(f"the log in {self._directory} is offline: {reason}", hint=hint)
 
+    def take_offline(self, reason: str) -> None:
+        """Refuse further writes for the rest of the process, because the disk has failed (R26)."""
+        self._go_offline(reason)
+
     def _go_offline(self, reason: str) -> None:
         if self.offline_reason is None:
             self.offline_reason = reason

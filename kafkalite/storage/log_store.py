@@ -46,7 +46,7 @@ from kafkalite.storage.checkpoints import (
     restore_hint,
 )
 from kafkalite.storage.damage import Damage
-from kafkalite.storage.filesystem import FileSystem, Lock, damaged_name, unlink_existing
+from kafkalite.storage.filesystem import FileSystem, Lock, Space, damaged_name, unlink_existing
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.recovery import RecoverySync, is_as_left
@@ -77,11 +77,18 @@ def format_data_dir(
     return _format(fs, path, cluster_id, node_id, rng)
 
 
-def _format(fs: FileSystem, path: str, cluster_id: str | None, node_id: int, rng: Rng | None) -> NodeIdentity:
-    """Write a ``node.json`` with a new directory id durably. If ``cluster_id`` is None, generate an id."""
+def _format(
+    fs: FileSystem,
+    path: str,
+    cluster_id: str | None,
+    node_id: int,
+    rng: Rng | None,
+    file: str = layout.NODE_FILE,
+) -> NodeIdentity:
+    """Write a ``file`` with a new directory id durably. If ``cluster_id`` is None, generate an id."""
     rng = rng or system_rng()
     identity = NodeIdentity(cluster_id or rng.randbytes(16).hex(), node_id, rng.randbytes(16).hex())
-    fs.write_atomically(layout.join(path, layout.NODE_FILE), encode_node(identity))
+    fs.write_atomically(layout.join(path, file), encode_node(identity))
     return identity
 
 
@@ -91,6 +98,11 @@ def _check_empty(fs: FileSystem, path: str) -> None:
     names = [name for name in fs.list_dir(path) if name not in ignored and not layout.is_leftover(name)]
     if layout.NODE_FILE in names:
         raise DataDirectoryError(f"{path} is already formatted", hint="use it, or choose another directory")
+    if layout.LOG_DIR_FILE in names:
+        raise DataDirectoryError(
+            f"{path} is a further data directory of a node, not the first one",
+            hint=f"name the directory with {layout.NODE_FILE} first in log.dirs",
+        )
     if _has_node_data(names):
         raise DataDirectoryError(
             f"{path} has the data of a node, but no {layout.NODE_FILE}",
@@ -152,10 +164,10 @@ def _make_dirs_durably(fs: FileSystem, path: str) -> None:
         fs.sync_dir(layout.parent(directory))
 
 
-def read_identity(fs: FileSystem, path: str) -> NodeIdentity | None:
-    """Return the identity of a data directory, or None if it has no ``node.json``. Raises DataDirectoryError,
+def read_identity(fs: FileSystem, path: str, file: str = layout.NODE_FILE) -> NodeIdentity | None:
+    """Return the identity of a data directory, or None if it has no ``file``. Raises DataDirectoryError,
     WrongFileTypeError, OSError."""
-    node_path = layout.join(path, layout.NODE_FILE)
+    node_path = layout.join(path, file)
     try:
         return decode_node(fs.read_bytes(node_path), node_path)
     except FileNotFoundError:
@@ -191,14 +203,18 @@ class LogExchange:
 class LogStore:
     """The logs of one data directory by topic and partition. Create it with ``open``, and close it once.
 
-    ``clean_start``: the previous process stopped in an orderly way. ``last_broker_epoch``: the epoch in its
-    marker (R21), or NO_BROKER_EPOCH. ``unknown_directories``: the names of the log directories that ``load``
-    found but did not open.
+    ``is_new``: this process has formatted the directory. ``clean_start``: the previous process stopped in an
+    orderly way. ``last_broker_epoch``: the epoch in its marker (R21), or NO_BROKER_EPOCH.
+    ``unknown_directories``: the names of the log directories that ``load`` found but did not open.
     """
 
-    def __init__(self, fs: FileSystem, path: str, identity: NodeIdentity, lock: Lock) -> None:
+    def __init__(
+        self, fs: FileSystem, path: str, identity: NodeIdentity, lock: Lock, *, is_new: bool = False
+    ) -> None:
         self._fs = fs
-        self._path = path
+        self._path = self.path = path
+        self.is_new = is_new
+        self.failure: str | None = None  #: why the directory cannot be used any more, set by ``fail``
         self._lock = lock
         self._logs: dict[TopicPartition, Log] = {}
         self._names: dict[TopicPartition, str] = {}
@@ -236,9 +252,10 @@ class LogStore:
         node_id: int,
         rng: Rng | None = None,
         format_if_empty: bool = True,
+        identity_file: str = layout.NODE_FILE,
     ) -> LogStore:
         """Open a data directory. If it is empty or missing, format it first, or raise DataDirectoryError if
-        ``format_if_empty`` is False.
+        ``format_if_empty`` is False. ``identity_file`` is LOG_DIR_FILE for a node's further directory (R80).
 
         If ``cluster_id`` is None, any cluster id is accepted. The clean-shutdown marker is read and durably
         removed before anything is appended (R21). Raises DataDirectoryError, OSError, StorageExhaustedError;
@@ -246,20 +263,20 @@ class LogStore:
         """
         path = path.rstrip("/") or "/"
         _make_dirs_durably(fs, path)
-        is_new = not fs.exists(layout.join(path, layout.NODE_FILE))
+        is_new = not fs.exists(layout.join(path, identity_file))
         if is_new:
             _check_formattable(fs, path, format_if_empty)  # a refused directory gets no lock file
         lock = fs.lock(layout.join(path, layout.LOCK_FILE))
         try:
             # Before the lock, another process may have formatted the directory.
-            identity = None if is_new and fs.is_memory else read_identity(fs, path)
+            identity = None if is_new and fs.is_memory else read_identity(fs, path, identity_file)
             is_new = identity is None
             if identity is None:
                 if not fs.is_memory:
                     _check_formattable(fs, path, format_if_empty)
-                identity = _format(fs, path, cluster_id, node_id, rng)
+                identity = _format(fs, path, cluster_id, node_id, rng, identity_file)
             _refuse_strange(path, identity, cluster_id, node_id)
-            store = cls(fs, path, identity, lock)
+            store = cls(fs, path, identity, lock, is_new=is_new)
             if not is_new:  # a new directory has no checkpoints
                 store._read_checkpoints()
         except BaseException:
@@ -436,7 +453,7 @@ class LogStore:
         self.on_moved = None
         try:
             logs = list(self._logs.values())
-            if not clean:
+            if not clean or self.failure is not None:
                 for log in () if self._fs.is_memory else logs:
                     log.close(clean=False)  # closes its files
                 return
@@ -529,11 +546,13 @@ class LogStore:
         return self._is_earlier(self._join(layout.log_directory_name(topic_id, partition)), replica_epoch)
 
     def _is_earlier(self, directory: str, replica_epoch: int) -> bool:
+        return is_earlier_replica(self._replica_epoch(directory), replica_epoch)
+
+    def _replica_epoch(self, directory: str) -> int:
         try:
-            stored = decode_replica_epoch(self._fs.read_bytes(layout.join(directory, layout.PARTITION_FILE)))
+            return decode_replica_epoch(self._fs.read_bytes(layout.join(directory, layout.PARTITION_FILE)))
         except (FileNotFoundError, WrongFileTypeError):
-            stored = 0
-        return is_earlier_replica(stored, replica_epoch)
+            return 0
 
     def _put_away(self, directory: str, name: str, *, is_kept: bool) -> None:
         """Retire a log's directory or, if it ``is_kept``, rename it to a name with ``.damaged-``, which no
@@ -559,6 +578,77 @@ class LogStore:
 
     def get(self, tp: TopicPartition) -> Log | None:
         return self._logs.get(tp)
+
+    # --- one of several data directories (``log_dirs``)
+
+    @property
+    def loaded(self) -> Mapping[TopicPartition, Log]:
+        """The loaded logs by topic and partition."""
+        return self._logs
+
+    def directory_names(self) -> set[str]:
+        """Return the names in the directory. Raises OSError."""
+        return set(self._fs.list_dir(self._path))
+
+    def has_directory(self, name: str) -> bool:
+        """Whether the directory has the log ``name``, loaded or not."""
+        return self._fs.exists(self._join(name))
+
+    def name_of(self, tp: TopicPartition) -> str:
+        """Return the name of the directory of a loaded log."""
+        return self._names[tp]
+
+    def replica_epoch(self, topic_id: str, partition: int) -> int:
+        """Return the replica epoch in the files of a log (R62); 0 if there is none."""
+        return self._replica_epoch(self._join(layout.log_directory_name(topic_id, partition)))
+
+    def has_record_of(self, name: str) -> bool:
+        """Whether the marker or a recovery point names the log ``name``, which then was here."""
+        return name in self._clean_ends or name in self._points.points
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Record durably that these logs were here, with an unknown number of records.
+
+        So ``load`` takes each of them for damaged as long as its directory is missing (R82). Raises OSError,
+        StorageExhaustedError.
+        """
+        self._points.write(dict.fromkeys(names, RecoveryPoint()))
+
+    def forget_record(self, name: str) -> None:
+        """Let the next checkpoint remove the recovery point of a log that is in another directory."""
+        self._clean_ends.pop(name, None)
+        self._forgotten[name] = None
+        self._wake()
+
+    def set_aside_log(self, name: str) -> None:
+        """Rename the directory of a log that is not loaded to a name with ``.damaged-``, durably.
+
+        Raises OSError, StorageExhaustedError.
+        """
+        self._set_aside(self._join(name), name)
+        self._clean_ends.pop(name, None)
+        self._forget_durably(name)
+
+    def space(self) -> Space:
+        """Return the size of the disk and its free bytes. Raises OSError."""
+        return self._fs.space(self._path)
+
+    def probe(self) -> None:
+        """Raise an OSError if the disk can't be written. May be called in any thread."""
+        path = self._join(layout.PROBE_FILE)
+        try:
+            self._fs.write_atomically(path, b"")
+            self._fs.unlink(path)
+        except StorageExhaustedError:
+            pass  # the disk works, and the condition passes (R54, R55)
+
+    def fail(self, reason: str) -> None:
+        """Take every log of the directory offline, because its disk has failed. ``close`` then leaves no
+        marker. Idempotent."""
+        if self.failure is None:
+            self.failure = reason
+            for log in self._logs.values():
+                log.take_offline(reason)
 
     def find(self, tp: TopicPartition, topic_id: str) -> Log | None:
         """Return the loaded log of a partition of the topic with this id, or None."""

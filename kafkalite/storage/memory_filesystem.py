@@ -16,13 +16,23 @@ from typing import Final
 
 from kafkalite.errors import DataDirectoryError, DiskFullError, WrongFileTypeError
 from kafkalite.rng import Rng
-from kafkalite.storage.filesystem import SHORTAGE_BYTES, Buffer, File, run_one, set_aside, write_atomically
+from kafkalite.storage.filesystem import (
+    SHORTAGE_BYTES,
+    Buffer,
+    File,
+    Space,
+    run_one,
+    set_aside,
+    write_atomically,
+)
 from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
 
 PAGE_BYTES: Final = 4096
 SECTOR_BYTES: Final = 512
 #: Files of at least this size use an anonymous map, in which pages that were never written use no memory.
 _MAP_FROM_BYTES: Final = 64 * 1024
+#: The size that ``space`` reports without a limit.
+_UNLIMITED_BYTES: Final = 1 << 40
 
 
 class _Inode:
@@ -243,6 +253,8 @@ class MemoryFileSystem:
         self.sync_count = 0
         self.boot_count = 0
         self._numbers = count(1)
+        self._failed_disks: tuple[str, ...] = ()
+        self.spaces: dict[str, Space] = {}  #: what ``space`` returns for these paths
 
     def crash(self, rng: Rng) -> None:
         """Simulate a power loss. ``rng`` decides which unsynced pages and names survive. Locks are released.
@@ -267,19 +279,45 @@ class MemoryFileSystem:
         """Make the next ``count`` writes fail with an error other than a full disk."""
         self._failing_writes = count
 
+    def fail_disk(self, path: str) -> None:
+        """Make everything in the directory ``path`` fail as on a broken disk, until ``heal``: writes, syncs,
+        and all use of names. Files that are open can still be read, as from the page cache."""
+        self._failed_disks = (*self._failed_disks, path.rstrip("/"))
+
+    def replace_disk(self, path: str) -> None:
+        """Put an empty directory in the place of ``path``, and end its failure. Its locks are released."""
+        self._failed_disks = tuple(one for one in self._failed_disks if one != path)
+        if self.exists(path):
+            self.remove_tree(path)
+        self.make_dirs(path)
+        self.sync_dir(parent(path))
+        self.locked = {one for one in self.locked if not one.startswith(f"{path}/")}
+
+    def _has_failed(self, path: str) -> bool:
+        return any(path == one or path.startswith(f"{one}/") for one in self._failed_disks)
+
+    def check_disk(self, path: str) -> None:
+        if self._has_failed(path):
+            raise OSError(5, "simulated failure of a disk", path)
+
     def heal(self) -> None:
-        """Let all syncs and writes succeed again, and remove the limit of ``capacity_bytes``."""
+        """Let everything succeed again, and remove the limit of ``capacity_bytes``."""
         self._failing_syncs = self._failing_writes = 0
+        self._failed_disks = ()
         self.loses_pages = False
         self.capacity_bytes = None
 
     def check_sync(self, path: str) -> None:
         self.sync_count += 1
+        if self._failed_disks:
+            self.check_disk(path)
         if self._failing_syncs:
             self._failing_syncs -= 1
             raise OSError(5, "simulated failure of fdatasync", path)
 
     def check_writable(self, path: str) -> None:
+        if self._failed_disks:
+            self.check_disk(path)
         if self._failing_writes:
             self._failing_writes -= 1
             raise OSError(5, "simulated failure of pwrite", path)
@@ -315,7 +353,8 @@ class MemoryFileSystem:
         return MemoryFile(self, node, path)
 
     def exists(self, path: str) -> bool:
-        return self._at(_parts(path)) is not None
+        is_there = self._at(_parts(path)) is not None
+        return is_there and not (self._failed_disks and self._has_failed(path))
 
     def file_size(self, path: str) -> int:
         return self._inode(path).size
@@ -324,6 +363,8 @@ class MemoryFileSystem:
         return sorted(self._directory(path).entries)
 
     def make_dirs(self, path: str) -> None:
+        if self._failed_disks:
+            self.check_disk(path)
         directory = self._root
         reached = ""
         for part in _parts(path):
@@ -366,6 +407,14 @@ class MemoryFileSystem:
     def shortage(self, path: str) -> str | None:
         wanted = self.min_free_bytes + SHORTAGE_BYTES
         return None if self.room_for(0, wanted) == wanted else f"no space left in {path}: the disk is full"
+
+    def space(self, path: str) -> Space:
+        if self._failed_disks:
+            self.check_disk(path)
+        if path in self.spaces:
+            return self.spaces[path]
+        total_bytes = _UNLIMITED_BYTES if self.capacity_bytes is None else self.capacity_bytes
+        return Space(total_bytes, max(total_bytes - self.used_bytes(), 0))
 
     def boot_id(self) -> str:
         return f"memory-{self.boot_count}"
@@ -426,11 +475,15 @@ class MemoryFileSystem:
 
     def _place(self, path: str) -> tuple[_Directory, str]:
         """Return the directory of ``path``, and the name in it. Raises the errors of ``_directory``."""
+        if self._failed_disks:
+            self.check_disk(path)
         parts = _parts(path)
         directory = self._at(parts[:-1])
         return directory if type(directory) is _Directory else self._directory(parent(path)), parts[-1]
 
     def _inode(self, path: str) -> _Inode:
+        if self._failed_disks:
+            self.check_disk(path)
         node = self._find(path)
         if isinstance(node, _Directory):
             raise _is_a_directory(path)
@@ -439,6 +492,8 @@ class MemoryFileSystem:
         return node
 
     def _directory(self, path: str) -> _Directory:
+        if self._failed_disks:
+            self.check_disk(path)
         node = self._find(path)
         if isinstance(node, _Inode):
             raise _is_a_file(path)

@@ -11,6 +11,8 @@ One broker, or several that replicate::
         assert [record.value for record in await cluster.records("orders")] == [b"1"]
 """
 
+# Long because one object starts the nodes, injects their faults and shows their state.
+
 from __future__ import annotations
 
 import asyncio
@@ -116,8 +118,9 @@ class Cluster(Clients):
     ``cluster.producer(**cluster.login("alice"))``. ``client_settings`` has the settings that clients need.
 
     With ``storage="memory"``, ``crash`` may lose unsynced data. With ``"disk"``, the data is in a temporary
-    directory. Other keywords are settings of every node, by Python name. With several nodes, election and
-    session timeouts are short, and the default replication factor is min(brokers, 3). If
+    directory. ``disks`` is the number of data directories of each node, which ``fail_disk`` and
+    ``replace_disk`` count from 1. Other keywords are settings of every node, by Python name. With several
+    nodes, election and session timeouts are short, and the default replication factor is min(brokers, 3). If
     ``group_consumer_session_timeout_ms`` is given, the default heartbeat interval of group members is a fifth
     of it, at most 5 s.
     """
@@ -129,6 +132,7 @@ class Cluster(Clients):
         controllers: int = 0,
         transport: Literal["inproc", "tcp"] = "inproc",
         storage: Literal["memory", "disk"] = "memory",
+        disks: int = 1,
         security_protocol: SecurityProtocol = "PLAINTEXT",
         clock: Clock | None = None,
         seed: int = 0,
@@ -145,6 +149,7 @@ class Cluster(Clients):
             ("controllers", controllers, controllers >= 0, "0 or more"),
             ("transport", transport, transport in {"inproc", "tcp"}, "inproc or tcp"),
             ("storage", storage, storage in {"memory", "disk"}, "memory or disk"),
+            ("disks", disks, isinstance(disks, int) and disks >= 1, "1 or more"),
             (
                 "security_protocol",
                 security_protocol,
@@ -163,6 +168,7 @@ class Cluster(Clients):
         self.rng: Rng = seeded_rng(seed)
         self._name = f"cluster-{os.getpid()}-{next(_names)}"
         self._is_memory = storage == "memory"
+        self._disk_count = disks
         self._is_inproc = transport == "inproc"
         self._protocol = security_protocol
         self._scheme = "" if security_protocol == PLAINTEXT else f"{security_protocol}://"
@@ -313,8 +319,7 @@ class Cluster(Clients):
             self._directory = tempfile.TemporaryDirectory(prefix="kafkalite-cluster-")
         if node.filesystem is None:
             node.filesystem = MemoryFileSystem(crashable=True) if self._is_memory else RealFileSystem()
-        home = self._directory.name if self._directory is not None else "/cluster"
-        log_dirs = home if len(self.nodes) == 1 else f"{home}/node-{node.node_id}"
+        log_dirs = ",".join(self.directories(node.node_id))
         broker = Broker(node.config(log_dirs), clock=self.clock, rng=node.rng, filesystem=node.filesystem)
         await broker.start()
         broker.intercept(lambda request, client: self._intercepted(node, request, client))
@@ -338,6 +343,27 @@ class Cluster(Clients):
         for node in self._named(node_ids):
             if isinstance(node.filesystem, MemoryFileSystem):
                 node.filesystem.crash(node.rng)
+
+    def directories(self, node_id: int) -> list[str]:
+        """Return the paths of the data directories of a node."""
+        home = self._directory.name if self._directory is not None else "/cluster"
+        own = home if len(self.nodes) == 1 else f"{home}/node-{node_id}"
+        return [own] if self._disk_count == 1 else [f"{own}/disk-{n + 1}" for n in range(self._disk_count)]
+
+    def fail_disk(self, node_id: int, disk: int) -> None:
+        """Make everything on a disk of a node fail, until ``replace_disk``. Only with storage="memory"."""
+        self._disks_of(node_id).fail_disk(self.directories(node_id)[disk - 1])
+
+    def replace_disk(self, node_id: int, disk: int) -> None:
+        """Put an empty disk in the place of a disk of a node, which is not running. Only with
+        storage="memory"."""
+        self._disks_of(node_id).replace_disk(self.directories(node_id)[disk - 1])
+
+    def _disks_of(self, node_id: int) -> MemoryFileSystem:
+        (node,) = self._named([node_id])
+        if not isinstance(node.filesystem, MemoryFileSystem):
+            raise ConfigError(key="storage", value=repr(self), allowed="memory, and a started cluster")
+        return node.filesystem
 
     async def restart(self, *node_ids: int) -> None:
         """Call ``stop`` and ``start`` for the nodes ``node_ids`` (default: all)."""

@@ -83,6 +83,7 @@ def _directed(mutant: str) -> Attempt | None:
     from proof import hostile
     from proof.core import directed as core_directed
     from proof.damage import directed as damage_directed
+    from proof.damage import directories
     from proof.groups import directed as group_directed
     from proof.raft import schedules as raft_schedules
     from proof.sim import directed as cluster_directed
@@ -96,6 +97,7 @@ def _directed(mutant: str) -> Attempt | None:
         txn_log.DIRECTED,
         cluster_directed.DIRECTED,
         damage_directed.DIRECTED,
+        directories.DIRECTED,
         hostile.DIRECTED,
         raft_schedules.DIRECTED,
     )

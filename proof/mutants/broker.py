@@ -12,6 +12,10 @@ def _yes(*_: Any) -> bool:
     return True
 
 
+def _never(*_: Any) -> bool:
+    return False
+
+
 def _nothing(*_: Any) -> None:
     return None
 
@@ -57,7 +61,26 @@ def _expire_as_final(waiting: Any) -> None:
     waiting._finish_if_complete()
 
 
+def _fail_every_directory(dirs: Any, path: str, reason: str, original: Any) -> Any:
+    return [tp for store in list(dirs._stores) for tp in original(dirs, store.path, reason)]
+
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "R81-takes-all",
+        "a failed disk takes the logs in all data directories offline",
+        {"kafkalite.storage.log_dirs:LogDirs.fail": _fail_every_directory},
+    ),
+    Mutant(
+        "R81-unnoticed",
+        "a failed disk is not noticed as long as nothing is written to a log",
+        {"kafkalite.broker.partitions.partitions:Partitions.probe_disks": _nothing},
+    ),
+    Mutant(
+        "R81-created-again",
+        "a log that may be in a directory that cannot be opened is created again in another one",
+        {"kafkalite.storage.log_dirs:LogDirs._may_be_elsewhere": _never},
+    ),
     Mutant(
         "R62-old-log-kept",
         "a replica that is added again continues the log that it had before its removal",

@@ -74,6 +74,7 @@ def _no_files(*_: object) -> tuple[str, ...]:
 
 _RECOVERY: Final = "kafkalite.storage.recovery:_Recovery"
 _STORE: Final = "kafkalite.storage.log_store:LogStore"
+_DIRS: Final = "kafkalite.storage.log_dirs:LogDirs"
 _SEGMENT: Final = "kafkalite.storage.segment:Segment"
 
 
@@ -154,6 +155,26 @@ def _expire_open(self: ProducerStates, now_ms: int, expiration_ms: int, original
 
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "R80-any-directory",
+        "a data directory of another node is used",
+        {"kafkalite.storage.log_store:_refuse_strange": _nothing},
+    ),
+    Mutant(
+        "R82-lost-is-new",
+        "a log that was in a lost data directory begins as a new, empty one",
+        {f"{_DIRS}._expect": _nothing},
+    ),
+    Mutant(
+        "R83-older-is-current",
+        "an older copy of a data directory is taken for the directory itself",
+        {"kafkalite.storage.log_dirs:is_older_directory": _never},
+    ),
+    Mutant(
+        "R84-first-found",
+        "of two logs of a partition, the one in the first directory is used",
+        {"kafkalite.storage.log_dirs:choose_log": lambda versions: 0},
+    ),
     Mutant(
         "R24-no-scan",
         "a bad batch with intact ones behind it is cut as a torn tail",

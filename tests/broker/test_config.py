@@ -80,7 +80,8 @@ def test_an_invalid_listener_address_is_refused(address: str) -> None:
     [
         ({"listeners": ""}, "listeners"),
         ({"advertised.listeners": "a:1,b:2"}, "advertised.listeners"),
-        ({"log.dirs": "/a,/b"}, "log.dirs"),
+        ({"log.dirs": "/a,/a/"}, "log.dirs"),
+        ({"log.dirs": "/a,,/b"}, "log.dirs"),
         ({"message.max.bytes": 1_000_000, "socket.request.max.bytes": 2000}, "message.max.bytes"),
         ({"log.roll.ms": 10, "log.roll.jitter.ms": 11}, "log.roll.jitter.ms"),
     ],
@@ -184,6 +185,7 @@ def test_a_missing_config_file_is_named(tmp_path: Path) -> None:
 
 def test_paths_are_accepted_as_text(tmp_path: Path) -> None:
     assert BrokerConfig.from_settings({"log_dirs": tmp_path}).log_dirs == str(tmp_path)
+    assert BrokerConfig.from_settings({"log.dirs": "/a, /b/"}).log_directories == ("/a", "/b")
     assert BrokerConfig(log_dirs=tmp_path).log_dirs == str(tmp_path)  # type: ignore[arg-type]
 
 

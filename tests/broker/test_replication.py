@@ -42,7 +42,7 @@ from kafkalite.records.builder import build_batch
 from kafkalite.records.header import check
 from kafkalite.rng import seeded_rng
 from kafkalite.storage.layout import parse_log_directory_name
-from kafkalite.storage.log_store import LogStore
+from kafkalite.storage.log_dirs import LogDirs
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.wire import WireClient
 from proof.damage.kinds import truncate
@@ -63,14 +63,14 @@ class Node:
         self.address = ""
         self._connections: dict[int, Connection] = {}
         loop = asyncio.get_running_loop()
-        self._store = LogStore.open(filesystem, "/data", node_id=node_id, rng=seeded_rng(node_id))
+        self._store = LogDirs.open(filesystem, ["/data"], node_id=node_id, rng=seeded_rng(node_id))
         waiters = Waiters(loop)
         self.scheduler: SyncScheduler[HostedPartition] = SyncScheduler(
             loop, InlineExecutor(), self.failures.append
         )
         config = BrokerConfig.from_settings({"node_id": node_id, **net.settings})
         self.partitions = Partitions(
-            self._store, "/data", node_id, config.topic_defaults(), waiters, self.scheduler, clock=net.clock
+            self._store, node_id, config.topic_defaults(), waiters, self.scheduler, clock=net.clock
         )
         self.services: Any = SimpleNamespace(
             config=config,

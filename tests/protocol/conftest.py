@@ -547,8 +547,25 @@ def later_examples() -> dict[tuple[int, int], tuple[Struct, Struct]]:
     """For each (API key, version) after version 0, a request and a response."""
     request, response = _examples()[ApiKey.FETCH]
     near = [data.PreferredReplica("payments", 4, 2)]
+    of_topics, stored = _examples()[ApiKey.DESCRIBE_LOG_DIRS]
+    directories = [
+        admin.LogDirectory(
+            "/disks/1",
+            "0123456789abcdef0123456789abcdef",
+            None,
+            1 << 40,
+            1 << 39,
+            [admin.LogDirItem("orders", 3)],
+            [admin.LogDirCopy("payments", 4, 90, 10)],
+        ),
+        admin.LogDirectory("/disks/2", "", "input/output error", -1, -1, [], []),
+    ]
     return {
-        (ApiKey.FETCH, 1): (data.FetchRequestV1(*request, "rack-a"), data.FetchResponseV1(*response, near))
+        (ApiKey.FETCH, 1): (data.FetchRequestV1(*request, "rack-a"), data.FetchResponseV1(*response, near)),
+        (ApiKey.DESCRIBE_LOG_DIRS, 1): (
+            admin.DescribeLogDirsRequestV1(*of_topics),
+            admin.DescribeLogDirsResponseV1(*stored, directories),
+        ),
     }
 
 

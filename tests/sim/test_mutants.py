@@ -6,6 +6,7 @@ import pytest
 
 from proof import hostile
 from proof.damage import directed as damage_directed
+from proof.damage import directories
 from proof.mutants import ACTIVE, effects
 from proof.mutants.__main__ import find, main
 from proof.sim.runner import run_small
@@ -23,7 +24,7 @@ BUGS_OF_A_REVIEW = (
 )
 
 
-@pytest.mark.parametrize("mutant", [*damage_directed.DIRECTED, *hostile.DIRECTED])
+@pytest.mark.parametrize("mutant", [*damage_directed.DIRECTED, *directories.DIRECTED, *hostile.DIRECTED])
 def test_its_schedule_finds_it(mutant: str) -> None:
     """The other directed schedules have tests beside those of what they test."""
     finding = find(mutant, core_budget_s=0, cluster_budget_s=0)

@@ -227,8 +227,12 @@ class Registration:
             except BrokerError as error:
                 self._check_contact(error)
 
+    def hurry(self) -> None:
+        """Send the next heartbeat at once, because a log has gone offline (R81)."""
+        self._hurry.set()
+
     async def _sleep(self, duration_ms: int) -> None:
-        """Sleep for ``duration_ms``, or until the connection to the controller is lost."""
+        """Sleep for ``duration_ms``, until the connection to the controller is lost, or until ``hurry``."""
         await first_of(self._clock.sleep_ms(duration_ms), self._hurry.wait())
 
     async def _heartbeat(

@@ -49,9 +49,13 @@ from kafkalite.protocol.messages.admin import (
     DescribeConfigsResponse,
     DescribedConfig,
     DescribeLogDirsRequest,
+    DescribeLogDirsRequestV1,
     DescribeLogDirsResponse,
+    DescribeLogDirsResponseV1,
     ElectLeadersRequest,
     ListPartitionReassignmentsRequest,
+    LogDirectory,
+    LogDirItem,
     TopicResult,
     UnregisterBrokerRequest,
 )
@@ -340,12 +344,30 @@ def describe_client_quotas(services: Services, request: Request, _client: Client
 
 
 def describe_log_dirs(services: Services, request: Request, _client: Client) -> Reply:
-    """Return the size and offsets of each partition on this broker, and why a log is offline."""
+    """Return the size and offsets of each partition on this broker, and why a log is offline.
+
+    Behaviour: version 1 also returns the data directories, each with its disk and with its partitions of the
+    topics. ``path`` is the first directory.
+    """
     message: DescribeLogDirsRequest = request.message
     wanted = None if message.topics is None else set(message.topics)
     stored = services.partitions.stored()
     partitions = [one for one in stored if wanted is None or one.topic in wanted]
-    return Reply(DescribeLogDirsResponse(0, None, services.partitions.path, partitions))
+    states = services.partitions.directories()
+    if type(message) is not DescribeLogDirsRequestV1:
+        return Reply(DescribeLogDirsResponse(0, None, states[0].path, partitions))
+    directories = [
+        LogDirectory(
+            one.path,
+            one.directory_id,
+            one.failure,
+            *one.space,
+            [LogDirItem(*key) for key in one.logs if wanted is None or key.topic in wanted],
+            [],
+        )
+        for one in states
+    ]
+    return Reply(DescribeLogDirsResponseV1(0, None, states[0].path, partitions, directories))
 
 
 def require_secret(client: Client, what: str) -> None:

@@ -113,6 +113,7 @@ class HostedPartition:
         "key",
         "listener",
         "lost_records",
+        "on_disk_failed",
         "on_interrupted",
         "partition",
         "reported_epoch",
@@ -129,6 +130,8 @@ class HostedPartition:
         self.listener: FetchListener | None = None  #: the fetcher, while this replica follows
         #: Called when ``must_reopen`` becomes true.
         self.on_interrupted: Callable[[], None] = lambda: None
+        #: Called when the log has gone offline for another reason.
+        self.on_disk_failed: Callable[[], None] = lambda: None
         self.reported_epoch = NO_EPOCH  #: the leader epoch of the last position reported to a leader
         self.lost_records = 0  #: committed records truncated after unclean elections, in this process (R49)
         self._watchers: dict[int, Watcher] = {}  # by node id of the follower
@@ -648,6 +651,8 @@ class HostedPartition:
         self._waiters.on_failed(self.key, LogOfflineError(f"{self.key} is offline: {reason}"))
         if self.must_reopen:
             self.on_interrupted()
+        else:
+            self.on_disk_failed()
 
 
 def _has_begun(future: Future[Any] | None) -> bool:

@@ -25,7 +25,7 @@ from kafkalite.clock import Clock
 from kafkalite.errors import StorageError
 from kafkalite.log_fields import Fields
 from kafkalite.storage.log import Log
-from kafkalite.storage.log_store import LogStore
+from kafkalite.storage.log_dirs import LogDirs
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ LOGS_PER_TURN: Final = 50
 #: The delay after which the synced ends of logs that have moved are recorded on disk (R24).
 RECORD_DELAY_MS: Final = 800
 RETRY_INTERVAL_MS: Final = 1_000
+#: How often a node with several data directories tries to write each of them (R81).
+PROBE_INTERVAL_MS: Final = 1_000
 
 
 class Housekeeping:
@@ -44,7 +46,7 @@ class Housekeeping:
         config: BrokerConfig,
         clock: Clock,
         partitions: Partitions,
-        store: LogStore,
+        store: LogDirs,
         scheduler: SyncScheduler[HostedPartition],
     ) -> None:
         self._scheduler = scheduler
@@ -67,6 +69,8 @@ class Housekeeping:
         tasks.start(self.record_forever(), name="recovery points")
         tasks.start(self.checkpoint_forever(), name="checkpoints")
         tasks.start_when(self._partitions.has_failed, self.retry_forever, name="retries")
+        if self._store.are_several:
+            tasks.start(self.probe_forever(), name="disks")
         if self.cleaner is not None:
             tasks.start_when(self._partitions.has_compacted, self.cleaner.clean_forever, name="cleaner")
         if self._config.log_scrub_interval_ms:
@@ -130,6 +134,13 @@ class Housekeeping:
             await self._partitions.has_failed.wait()
             await self._clock.sleep_ms(RETRY_INTERVAL_MS)
             self._partitions.retry()
+
+    async def probe_forever(self) -> None:
+        """Probe the disks every PROBE_INTERVAL_MS, so that a failed disk is noticed without a write to its
+        partitions."""
+        while True:
+            await self._clock.sleep_ms(PROBE_INTERVAL_MS)
+            self._partitions.probe_disks()
 
     async def retain(self) -> None:
         """Roll segments by age, delete segments beyond retention, forget expired producers, and remove files

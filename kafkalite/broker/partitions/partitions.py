@@ -42,7 +42,8 @@ from kafkalite.protocol.messages.cluster import DamagedReplica, ReplicaReport
 from kafkalite.replication.partition import Partition, PartitionSettings
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import PAGE_CACHE, LogConfig
-from kafkalite.storage.log_store import LogExchange, LogStore
+from kafkalite.storage.log_dirs import DirectoryState, LogDirs
+from kafkalite.storage.log_store import LogExchange
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +87,7 @@ class Partitions:
 
     def __init__(
         self,
-        store: LogStore,
-        path: str,
+        store: LogDirs,
         node_id: int,
         topic_defaults: Mapping[str, Any],
         waiters: Waiters,
@@ -116,7 +116,6 @@ class Partitions:
         self.fetching: PartitionFetching | None = None
         self.observer: RoleObserver | None = None
         self._store = store
-        self.path = path  #: the data directory
         self._node_id = node_id
         self._topic_defaults = dict(topic_defaults)
         self._waiters = waiters
@@ -128,6 +127,9 @@ class Partitions:
         #: Partitions whose last role assignment failed, with the error.
         self._roleless: dict[TopicPartition, Exception | None] = {}
         self._exchanging: dict[TopicPartition, HostedPartition] = {}  # logs that ``_exchange`` replaces
+        #: Called when a log has gone offline, so that the controller can be told at once (R81).
+        self.on_offline: Callable[[], None] = lambda: None
+        self._probing: set[str] = set()  #: the data directories whose disks are being probed
         #: The replicas whose removal was replayed before ``_is_complete``, by topic id and partition (R63),
         #: and whether their files are kept (R71).
         self._removed: dict[tuple[str, int], tuple[TopicPartition, bool]] = {}
@@ -265,16 +267,21 @@ class Partitions:
         While the disk is full or descriptors are exhausted, ``offline_reason`` reports that for each
         partition that is not offline (R54, R55).
         """
-        shortage = self._store.shortage()
+        shortages = self._store.shortages()
         for key in sorted([*self._hosted, *self._unopened]):
             hosted = self._hosted.get(key)
             if hosted is None:
                 yield LogDirPartition(*key, 0, 0, 0, 0, str(self._unopened[TopicPartition(*key)][1]))
             else:
                 stored = hosted.stored()
-                if shortage is not None and stored.offline_reason is None:
+                if shortages and stored.offline_reason is None:
+                    shortage = shortages.get(self._store.path_of(hosted.key) or "")
                     stored = stored._replace(offline_reason=shortage)
                 yield stored
+
+    def directories(self) -> list[DirectoryState]:
+        """Return the state of each data directory of this node."""
+        return self._store.states()
 
     def is_fully_in_sync(self, key: TopicPartition) -> bool:
         """Whether all replicas of a partition are in its ISR according to the newest image."""
@@ -353,6 +360,8 @@ class Partitions:
             self._load(self._local(image), image)
             if self._incarnation_id is not None and image.brokers[self._node_id].is_restored:
                 self._distrust_all(image)
+            elif self._store.are_several:
+                self._distrust_older(image)
         names = changes.configs_changed
         if changes.broker_configs_changed:
             names = tuple(image.topics)
@@ -437,11 +446,19 @@ class Partitions:
         """Mark each replica of a partition with several replicas as damaged, because this directory is an
         older copy (R51)."""
         logger.error(
-            "data directory is an older copy, all replicas are fetched again %s", Fields(path=self.path)
+            "data directory is an older copy, all replicas are fetched again %s",
+            Fields(path=self._store.path),
         )
+        self._distrust(image, lambda _key: True)
+
+    def _distrust_older(self, image: ClusterImage) -> None:
+        """As ``_distrust_all``, for replicas in further data directories that may be older copies (R83)."""
+        self._distrust(image, self._store.is_from_older_copy)
+
+    def _distrust(self, image: ClusterImage, is_suspect: Callable[[TopicPartition], bool]) -> None:
         for key, _, state in self._local(image):
             hosted = self._hosted.get(key)
-            if hosted is not None and not state.is_only_copy(self._node_id):
+            if hosted is not None and not state.is_only_copy(self._node_id) and is_suspect(key):
                 hosted.mark_damaged("the data directory was replaced by an older copy")
 
     def may_take_roles(self) -> bool:
@@ -680,6 +697,8 @@ class Partitions:
             self._unopened[key] = DamagedReplica(topic_id, key.partition), error
             if isinstance(error, StorageExhaustedError):
                 self.has_failed.set()
+            elif isinstance(error, OSError):
+                self.probe_disks()
             return None
 
     def _host(self, key: TopicPartition, topic_id: str, log: Log, settings: PartitionSettings) -> None:
@@ -693,9 +712,45 @@ class Partitions:
         )
         hosted = HostedPartition(partition, self._waiters, self._scheduler)
         hosted.on_interrupted = self.has_failed.set
+        hosted.on_disk_failed = self._on_disk_failed
         self._hosted[key] = self._by_id[topic_id, key.partition] = hosted
         if log.config.is_compacted:
             self.has_compacted.set()
+
+    # --- failed disks
+
+    def _on_disk_failed(self) -> None:
+        self.on_offline()
+        self.probe_disks()
+
+    def probe_disks(self) -> None:
+        """Find out, in the executor, which data directories cannot be written, and take the logs in them
+        offline (R81). Has no effect on a node with one directory: then only logs fail."""
+        for path, probe in self._store.probes().items():
+            if path not in self._probing:
+                self._probing.add(path)
+                future = self._scheduler.submit(probe)
+                done = partial(self._on_probed, path, future)
+                if future.done():
+                    done()
+                else:
+                    future.add_done_callback(
+                        lambda _, done=done: self._scheduler.call_soon_threadsafe(done)  # type: ignore[misc]
+                    )
+
+    def _on_probed(self, path: str, future: Future[None]) -> None:
+        self._probing.discard(path)
+        error = future.exception()
+        if error is None or self._store.is_closed:
+            return
+        if not isinstance(error, OSError):
+            raise error
+        was_online = {hosted for hosted in self._hosted.values() if hosted.offline_reason is None}
+        for key in self._store.fail(path, str(error)):
+            hosted = self._hosted.get(key)
+            if hosted in was_online:
+                hosted.on_offline()
+        self.on_offline()
 
     def _must_keep(self, local: LocalPartition, image: ClusterImage) -> bool:
         """Whether the log of a removed replica is set aside instead of deleted, because it may have the only

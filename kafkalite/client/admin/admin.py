@@ -17,6 +17,7 @@ from kafkalite.client.admin.descriptions import (
     ConfigValue,
     CreatedTopic,
     D,
+    DirectoryDescription,
     GroupDescription,
     GroupListing,
     HangingTransaction,
@@ -71,6 +72,7 @@ from kafkalite.errors import (
     ElectionNotNeededError,
     GroupIdNotFoundError,
     LeaderNotAvailableError,
+    LocalProtocolError,
     broker_error,
 )
 from kafkalite.model import (
@@ -536,12 +538,45 @@ class Admin:
 
     async def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[LogDescription]:
         """Return the size and offsets of each log of ``topics`` (None: all topics) on each broker."""
-        request = messages.DescribeLogDirsRequest(None if topics is None else checked_names(topics))
-        return [
-            LogDescription(node_id, response.path, *log)
-            for node_id, response in (await self._call_every_broker(request)).items()
-            for log in response.partitions
-        ]
+        found: list[LogDescription] = []
+        for node_id, response in (await self._describe_log_dirs(topics)).items():
+            paths = {tuple(item): one.path for one in _directories(response) for item in one.partitions}
+            for log in response.partitions:
+                path = paths.get((log.topic, log.partition), response.path)
+                found.append(LogDescription(node_id, path, *log))
+        return found
+
+    async def describe_directories(
+        self, topics: Sequence[str] | None = None
+    ) -> dict[int, list[DirectoryDescription]]:
+        """Return {node id: its data directories, in the order of log.dirs} of every broker, with their disks
+        and the logs of ``topics`` (None: all topics) in them.
+
+        A broker of a version with one data directory has an empty list.
+        """
+        found: dict[int, list[DirectoryDescription]] = {}
+        for node_id, response in (await self._describe_log_dirs(topics)).items():
+            sizes = {(log.topic, log.partition): log.size_bytes for log in response.partitions}
+            found[node_id] = [
+                DirectoryDescription(
+                    one.path,
+                    one.directory_id,
+                    one.failure,
+                    one.total_bytes,
+                    one.free_bytes,
+                    {TopicPartition(*item): sizes.get(tuple(item), 0) for item in one.partitions},
+                    {TopicPartition(copy.topic, copy.partition): copy.offset_lag for copy in one.copies},
+                )
+                for one in _directories(response)
+            ]
+        return found
+
+    async def _describe_log_dirs(self, topics: Sequence[str] | None) -> dict[int, Any]:
+        names = None if topics is None else checked_names(topics)
+        try:
+            return await self._call_every_broker(messages.DescribeLogDirsRequestV1(names))
+        except LocalProtocolError:  # a broker of an earlier version
+            return await self._call_every_broker(messages.DescribeLogDirsRequest(names))
 
     # --- access control and users ------------------------------------------------------------------------
 
@@ -872,6 +907,10 @@ class Admin:
         """The time limit for the broker: shorter than request.timeout.ms, so that its response arrives."""
         timeout_ms = self.config.request_timeout_ms
         return max(timeout_ms - RESPONSE_MARGIN_MS, (timeout_ms + 1) // 2)
+
+
+def _directories(response: messages.DescribeLogDirsResponse) -> Sequence[messages.LogDirectory]:
+    return response.directories if isinstance(response, messages.DescribeLogDirsResponseV1) else ()
 
 
 def _error_of(result: Any, what: str) -> BrokerError | None:

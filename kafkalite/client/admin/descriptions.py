@@ -146,6 +146,20 @@ class LogDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectoryDescription:
+    """One data directory of a broker. The bytes are those of its disk, or -1 if they are unknown."""
+
+    path: str
+    directory_id: str  #: empty if the directory could not be opened
+    failure: str | None  #: why the directory is not used; None if it works
+    total_bytes: int
+    free_bytes: int
+    size_bytes: dict[TopicPartition, int]  #: the bytes of each log in the directory
+    #: The copies of logs that move into the directory: how many offsets each is behind its log.
+    copies: dict[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupListing:
     group_id: str
     state: str  #: Empty, Assigning, Reconciling, Stable, Dead

@@ -36,6 +36,7 @@ class Admin(Twin[async_admin.Admin]):
     unregister_broker = blocking(async_admin.Admin.unregister_broker)
     controlled_shutdown = blocking(async_admin.Admin.controlled_shutdown)
     describe_log_dirs = blocking(async_admin.Admin.describe_log_dirs)
+    describe_directories = blocking(async_admin.Admin.describe_directories)
 
     create_acls = blocking(async_admin.Admin.create_acls)
     describe_acls = blocking(async_admin.Admin.describe_acls)

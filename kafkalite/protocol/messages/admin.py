@@ -182,6 +182,37 @@ class DescribeLogDirsResponse(ApiResponse):
     partitions: list[LogDirPartition]
 
 
+class DescribeLogDirsRequestV1(DescribeLogDirsRequest):
+    pass
+
+
+class LogDirItem(PartitionItem):
+    pass
+
+
+class LogDirCopy(PartitionItem):
+    """A copy of a log that moves into the directory (AlterReplicaLogDirs)."""
+
+    log_end_offset: int  #: exclusive
+    offset_lag: int  #: how many offsets the copy is behind the log
+
+
+class LogDirectory(Struct):
+    """A data directory of the broker. The bytes are those of its disk; -1 if they are unknown."""
+
+    path: str
+    directory_id: str  #: 32 hex digits; empty if the directory could not be opened
+    failure: str | None  #: why the directory is not used; None if it works
+    total_bytes: int
+    free_bytes: int
+    partitions: list[LogDirItem]
+    copies: list[LogDirCopy]
+
+
+class DescribeLogDirsResponseV1(DescribeLogDirsResponse):
+    directories: list[LogDirectory]  #: in the order of log.dirs, those that could not be opened last
+
+
 class ElectionPartition(PartitionItem):
     pass
 

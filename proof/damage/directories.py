@@ -1,0 +1,146 @@
+"""Schedules that find the mutants of the rules about several data directories (R80 to R84).
+
+``DIRECTED`` is {mutant: schedule}; a schedule returns None, or the violation.
+"""
+
+# Tests: tests/sim/test_mutants.py
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from kafkalite.broker.partitions.housekeeping import PROBE_INTERVAL_MS
+from kafkalite.errors import DataDirectoryError, LogOfflineError
+from kafkalite.model import TopicPartition
+from kafkalite.records.builder import build_batch
+from kafkalite.rng import seeded_rng
+from kafkalite.storage.filesystem import Space
+from kafkalite.storage.layout import LOG_DIR_STARTS_FILE
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.log_dirs import LogDirs
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from kafkalite.testing.cluster import Cluster
+from kafkalite.testing.virtual_clock import VirtualClock
+from proof.waiting import settle
+
+A: Final = "/disks/a"
+B: Final = "/disks/b"
+CONFIG: Final = LogConfig()
+TOPIC_ID: Final = f"{1:032x}"
+#: Directory A has the first, B the second.
+TPS: Final = (TopicPartition("t", 0), TopicPartition("t", 1))
+
+
+def open_dirs(fs: MemoryFileSystem, *paths: str, node_id: int = 1, seed: int = 1) -> LogDirs:
+    dirs = LogDirs.open(fs, paths or (A, B), cluster_id="c", node_id=node_id, rng=seeded_rng(seed))
+    dirs.load(dict.fromkeys(TPS, (TOPIC_ID, CONFIG)))
+    return dirs
+
+
+def append(dirs: LogDirs, tp: TopicPartition) -> None:
+    log = dirs.get(tp)
+    assert log is not None
+    log.append(bytearray(build_batch([b"x"])), now_ms=0, leader_epoch=0)
+    work = log.begin_sync()
+    assert work is not None
+    work.run()
+    log.finish_sync(work, None)
+
+
+def prepared() -> MemoryFileSystem:
+    """Return a disk with the directories of a node that has stopped cleanly, and a record in each log."""
+    fs = MemoryFileSystem()
+    dirs = open_dirs(fs)
+    for tp in TPS:
+        append(dirs, tp)
+    dirs.close(broker_epoch=1)
+    return fs
+
+
+def _refuses_another_node() -> str | None:
+    try:
+        open_dirs(prepared(), "/disks/c", B, node_id=2)
+    except DataDirectoryError:
+        return None
+    return "node 2 uses a data directory of node 1"
+
+
+def _keeps_other_directories() -> str | None:
+    dirs = open_dirs(prepared())
+    dirs.fail(B, "failed")
+    log = dirs.get(TPS[0])
+    assert log is not None
+    return None if log.offline_reason is None else "a log on another disk went offline"
+
+
+def _notices_a_failed_disk() -> str | None:
+    async def run() -> bool:
+        clock = VirtualClock()
+        async with Cluster(disks=2, clock=clock) as cluster:
+            await cluster.create_topic("t", 2)
+            cluster.fail_disk(1, 2)
+            await clock.advance(PROBE_INTERVAL_MS)
+            await settle()
+            return cluster.broker.partitions.offline_count > 0
+
+    return None if asyncio.run(run()) else "nothing noticed the failed disk"
+
+
+def _creates_no_second_log() -> str | None:
+    fs = prepared()
+    fs.fail_disk(B)
+    dirs = open_dirs(fs)
+    try:
+        dirs.create_log(TPS[1], TOPIC_ID, CONFIG)
+    except LogOfflineError:
+        return None
+    return "an empty log was made of a partition whose log is on a failed disk"
+
+
+def _takes_lost_logs_for_damaged() -> str | None:
+    fs = prepared()
+    fs.replace_disk(B)
+    log = open_dirs(fs, seed=2).get(TPS[1])
+    assert log is not None
+    return None if log.is_damaged else "the log of a replaced disk begins empty, and is sound"
+
+
+def _recognises_an_older_copy() -> str | None:
+    fs = prepared()
+    older = fs.read_bytes(f"{B}/{LOG_DIR_STARTS_FILE}")
+    open_dirs(fs).close()
+    fs.write_atomically(f"{B}/{LOG_DIR_STARTS_FILE}", older)
+    dirs = open_dirs(fs)
+    is_noticed = dirs.is_from_older_copy(TPS[1]) and not dirs.clean_start
+    return None if is_noticed else "an older copy of a directory was used"
+
+
+def _uses_the_longer_log() -> str | None:
+    fs = MemoryFileSystem()
+    for path, count in ((A, 1), (B, 2)):
+        fs.spaces = {one: Space(9, 9 * (one == path)) for one in (A, B)}
+        dirs = LogDirs.open(fs, (A, B), cluster_id="c", node_id=1, rng=seeded_rng(1))
+        dirs.create_log(TPS[0], TOPIC_ID, CONFIG)
+        for _ in range(count):
+            append(dirs, TPS[0])
+        dirs.close(clean=False)
+        if path == A:
+            fs.rename(f"{A}/{TOPIC_ID}-0", f"{A}/hidden")
+    fs.rename(f"{A}/hidden", f"{A}/{TOPIC_ID}-0")
+    log = open_dirs(fs).get(TPS[0])
+    assert log is not None
+    return (
+        None if log.log_end_offset == 2 else f"the log ends at {log.log_end_offset}; another one ended at 2"
+    )
+
+
+DIRECTED: Final = {
+    "R80-any-directory": _refuses_another_node,
+    "R81-takes-all": _keeps_other_directories,
+    "R81-unnoticed": _notices_a_failed_disk,
+    "R81-created-again": _creates_no_second_log,
+    "R82-lost-is-new": _takes_lost_logs_for_damaged,
+    "R83-older-is-current": _recognises_an_older_copy,
+    "R84-first-found": _uses_the_longer_log,
+}

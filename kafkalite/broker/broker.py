@@ -560,7 +560,7 @@ class Broker:
             marker_writer=marker_writer,
             transactions=transactions,
             quotas=self._quotas,
-            near_reads=NearReads(config, partitions, lambda: controller.image),
+            near_reads=NearReads(config, partitions, lambda: controller.image, self._clock),
             logins=Logins(config, self._clock, lambda: controller.image.credentials),
             on_broken=self.fail,
             request_stop=self._request_stop,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.hosted_partition import READ_NEAR_MS, HostedPartition
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.errors import DiskFullError, NotLeaderOrFollowerError, OffsetNotAvailableError
 from kafkalite.metadata.image import PartitionState
@@ -67,9 +67,12 @@ class Follower:
 
     def on_appended(self, size_bytes: int) -> None: ...
 
+    is_read = False
+
     def on_moved(self) -> None: ...
 
-    def on_read_near(self) -> None: ...
+    def on_read_near(self, *, is_read: bool = True) -> None:
+        self.is_read = is_read
 
     def on_role_changed(self) -> None: ...
 
@@ -266,6 +269,31 @@ async def test_r41_a_replica_that_is_not_in_sync_fetches_nothing_while_segments_
     disk.finish()
     assert swap.is_done
     fetch(4)
+
+
+async def test_r66_a_follower_that_consumers_read_stays_known_in_its_next_session() -> None:
+    log = Log.create(MemoryFileSystem(), "/t-0", LogConfig(durability=PAGE_CACHE))
+    partition = Partition(TopicPartition("t", 0), "id", log, broker_id=1)
+    hosted = HostedPartition(partition, Waiters(asyncio.get_running_loop()), BusyDisk())  # type: ignore[arg-type]
+
+    def fetch(watcher: Follower, now_ms: int) -> Follower:
+        leader_epoch = hosted.leader_epoch
+        asked = ReplicaFetchPartition("id", 0, leader_epoch, 0, -1, 0, 0)
+        hosted.on_replica_fetch(2, 1, asked, watcher, now_ms)
+        return watcher
+
+    hosted.lead(PartitionState((1, 2), (1, 2), 1, 0, 0), now_ms=0, known_high_watermark=0)
+    first = fetch(Follower(), 1)
+    assert not first.is_read
+    assert hosted.near_replica(0, lambda _: True, 5) == 2
+    assert first.is_read
+    second = fetch(Follower(), 6)
+    assert second.is_read
+    fetch(second, 5 + READ_NEAR_MS)
+    assert not second.is_read
+    hosted.near_replica(0, lambda _: True, 5)
+    hosted.lead(PartitionState((1, 2), (1, 2), 1, 1, 1), now_ms=7, known_high_watermark=0)
+    assert not fetch(Follower(), 8).is_read  # consumers ask the leader again in each epoch
 
 
 async def test_a_swap_and_other_deletions_run_one_after_the_other() -> None:

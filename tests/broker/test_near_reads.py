@@ -14,6 +14,7 @@ import pytest
 
 from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.replication.near_reads import NearReads, is_near
+from kafkalite.clock import SystemClock
 from kafkalite.errors import ErrorCode
 from kafkalite.metadata.image import BrokerState
 from kafkalite.protocol.api import ApiKey
@@ -227,6 +228,6 @@ def test_r66_only_live_brokers_in_the_rack_are_near() -> None:
 
 def test_a_follower_names_no_replica() -> None:
     config = BrokerConfig.from_settings({"replica.selector.class": RACK_AWARE, "broker.rack": "a"})
-    reads = NearReads(config, SimpleNamespace(), lambda: None)  # type: ignore[arg-type, return-value]
+    reads = NearReads(config, SimpleNamespace(), lambda: None, SystemClock())  # type: ignore[arg-type, return-value]
     assert reads.preferred(SimpleNamespace(is_leader=False), "b", 0) is None  # type: ignore[arg-type]
     assert reads.preferred(SimpleNamespace(is_leader=True), "a", 0) is None  # type: ignore[arg-type]

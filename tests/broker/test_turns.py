@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.broker import Broker
+from kafkalite.broker.handlers import fetch as fetch_handler
 from kafkalite.broker.handlers import metadata as metadata_handler
 from kafkalite.broker.server import turns
 from kafkalite.broker.server.responses import Pending, Refusal, Reply
@@ -18,6 +19,7 @@ from kafkalite.clock import SystemClock
 from kafkalite.errors import ErrorCode
 from kafkalite.model import LATEST
 from kafkalite.protocol.messages import data, metadata
+from kafkalite.records.header import check
 from kafkalite.testing.wire import WireClient
 
 Make = Callable[..., Any]
@@ -129,6 +131,33 @@ async def test_a_large_fetch_reads_and_waits_like_a_small_one(
     response = await wire.response()
     assert response.message.partitions[-1].length_bytes == len(response.payload) == len(batch)
     assert time.monotonic() - started_s < 30
+
+
+@pytest.mark.parametrize("step", [1, 2])
+async def test_an_append_between_the_steps_of_a_large_fetch_ends_its_wait(
+    wire: WireClient, batch_of: Make, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """``step``: during the first read, or during the one that follows an append without enough bytes."""
+    read, steps, clock = fetch_handler._read, 0, SystemClock()
+
+    def append(find: Any) -> None:
+        batch = batch_of(b"x")
+        find("t", 0).append(batch, check(batch), clock.wall_ms())
+
+    def read_and_append(services: Any, message: Any, partitions: Any, *rest: Any) -> Any:
+        nonlocal steps
+        result = read(services, message, partitions, *rest)
+        steps += partitions[0].partition == PARTITIONS_PER_TURN
+        if partitions[0].partition == PARTITIONS_PER_TURN and steps <= step:
+            append(services.partitions.leader)  # partition 0 was read in the step before
+        return result
+
+    monkeypatch.setattr(fetch_handler, "_read", read_and_append)
+    asked = [data.FetchPartition("t", number, -1, 0, 1 << 20) for number in range(COUNT)]
+    min_bytes = step * len(batch_of(b"x"))
+    async with asyncio.timeout(30):
+        response = await wire.call(data.FetchRequest(60_000, min_bytes, 1 << 20, 0, asked))
+    assert response.partitions[0].length_bytes == min_bytes
 
 
 async def test_other_large_requests_have_all_results(wire: WireClient) -> None:

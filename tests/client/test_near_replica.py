@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kafkalite.client.cluster.routing import Leader
 from kafkalite.client.config import consumer_config
 from kafkalite.client.consumer.assigned_partitions import AssignedPartitions, FetchPlan
-from kafkalite.client.consumer.near_replica import CONNECT_MS, FIRST_PAUSE_MS, MAX_UNAVAILABLE, NearReplica
+from kafkalite.client.consumer.near_replica import (
+    ASK_APART_MS,
+    CONNECT_MS,
+    FIRST_PAUSE_MS,
+    MAX_UNAVAILABLE,
+    NearReplica,
+)
 from kafkalite.errors import ErrorCode
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.data import FetchedPartition, PreferredReplica
@@ -213,4 +221,30 @@ def test_partitions_of_one_follower_are_fetched_together_and_each_by_its_source(
     assert reader.assigned.near_nodes() == {FOLLOWER}
     reader.assigned.leave_follower(FOLLOWER, 0)
     assert reader.assigned.near_nodes() == set()
-    assert not reader.plan().states_rack, "the rack is not stated while one partition must stay"
+
+
+def test_a_partition_that_must_stay_keeps_no_other_from_moving() -> None:
+    reader = Reader(T0, T1)
+    reader.name(reader.plan(), T1)
+    reader.assigned.leave_follower(FOLLOWER, 0)
+    apart = reader.plan()
+    assert (list(apart.requested), [one[:2] for one in apart.partitions]) == ([T0], [T0])
+    assert (apart.states_rack, apart.max_wait_ms) == (True, 0)
+    plan = reader.plan(ASK_APART_MS - 1)
+    assert (list(plan.requested), plan.states_rack) == ([T0, T1], False), "it must not be named for T1"
+    assert plan.max_wait_ms > 0
+    assert reader.plan(FIRST_PAUSE_MS).states_rack
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_late_failure_of_a_former_follower_changes_nothing(is_refused: bool) -> None:
+    reader = Reader().near()
+    old = reader.plan()
+    reader.assigned.leave_follower(FOLLOWER, 0)
+    other = FOLLOWER + 1
+    reader.assigned.on_preferred(reader.plan(FIRST_PAUSE_MS).requested, [PreferredReplica(*T0, other)], 0)
+    if is_refused:
+        reader.answer(old, code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    else:
+        reader.assigned.on_fetch_failed(old.requested, 5, 0.5)
+    assert reader.assigned.near_nodes() == {other}

@@ -39,6 +39,8 @@ from kafkalite.security.acls import Operation
 #: ``Partitions.leader`` or ``Partitions.readable``.
 Find: TypeAlias = Callable[..., Partition]
 
+#: More than all bytes that can become readable while the steps of one request run.
+_NEVER_ENOUGH: Final = 1 << 70
 _IS_READ_COMMITTED: Final = {int(level): level is IsolationLevel.READ_COMMITTED for level in IsolationLevel}
 
 
@@ -63,6 +65,7 @@ class _Read(NamedTuple):
     reply: Reply
     size_bytes: int
     is_final: bool  #: whether to send it now, because a partition failed or a watched one has data
+    missed_bytes: int = 0  #: at most so many bytes became readable between the steps of the read
 
     def missing_bytes(self, message: FetchRequest) -> int:
         """Return how many more bytes must become readable before the response is sent; 0 or less means none.
@@ -191,6 +194,10 @@ def _hold(services: FetchServices, message: FetchRequest, client: Client, read: 
             stable_offsets = {(one.topic, one.partition): one.last_stable_offset for one in partitions}
             is_readable = has_more_stable
         waiter = waiters.appended(keys, missing_bytes, held.update, is_readable)
+        if read.missed_bytes:
+            waiter.missing_bytes -= read.missed_bytes
+            if waiter.missing_bytes <= 0 and (is_readable is None or any(map(is_readable, keys))):
+                held.update()
 
     def is_due(read: _Read) -> bool:
         is_enough = read.size_bytes >= message.min_bytes or read.is_final
@@ -244,7 +251,23 @@ def is_read_committed(isolation_level: int) -> bool:
 def _read_in_turns(
     services: FetchServices, message: FetchRequest, client: Client
 ) -> Generator[None, None, _Read]:
-    """Read all partitions, PARTITIONS_PER_TURN in each step of the generator (S24)."""
+    """Read all partitions, PARTITIONS_PER_TURN in each step of the generator (S24).
+
+    A waiter counts the bytes that become readable between the steps: no other one waits for them yet.
+    """
+    keys = [(asked.topic, asked.partition) for asked in message.partitions]
+    counter = services.waiters.appended(keys, _NEVER_ENOUGH, lambda: None)
+    try:
+        read = yield from _read_steps(services, message, client)
+    finally:
+        missed = _NEVER_ENOUGH if counter.is_woken else _NEVER_ENOUGH - counter.missing_bytes
+        counter.cancel()
+    return read._replace(missed_bytes=missed)
+
+
+def _read_steps(
+    services: FetchServices, message: FetchRequest, client: Client
+) -> Generator[None, None, _Read]:
     results: list[FetchedPartition] = []
     buffers: list[Any] = []
     preferred: list[PreferredReplica] = []

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 _REFUSALS: Final = (BrokerError, StorageError, OSError)
 #: More than any fetch waits for. When a role begins, the bytes above the high watermark are not counted.
 _UNKNOWN_BYTES: Final = 1 << 62
+#: A consumer asks the leader again after metadata.max.age.ms, five minutes by default: twice as long.
+READ_NEAR_MS: Final = 600_000
 
 
 class Watcher(Protocol):
@@ -54,8 +56,9 @@ class Watcher(Protocol):
         """Send the follower the new high watermark or log start. Called when one of them has moved."""
         ...
 
-    def on_read_near(self) -> None:
-        """Send the follower each new high watermark at once, because consumers read from it (R66)."""
+    def on_read_near(self, *, is_read: bool = True) -> None:
+        """Send the follower each new high watermark at once, because consumers read from it (R66), or no
+        longer."""
         ...
 
     def on_role_changed(self) -> None: ...
@@ -106,6 +109,7 @@ class HostedPartition:
 
     __slots__ = (
         "_disk",
+        "_read_near_until_ms",
         "_scheduler",
         "_unread_bytes",
         "_waiters",
@@ -135,6 +139,8 @@ class HostedPartition:
         self.reported_epoch = NO_EPOCH  #: the leader epoch of the last position reported to a leader
         self.lost_records = 0  #: committed records truncated after unclean elections, in this process (R49)
         self._watchers: dict[int, Watcher] = {}  # by node id of the follower
+        # Until when consumers may read from the followers to which this leader has directed some.
+        self._read_near_until_ms: dict[int, int] = {}
         self._waiters = waiters
         self._scheduler = scheduler
         # The bytes that were appended since the high watermark was last at the log end.
@@ -305,6 +311,11 @@ class HostedPartition:
             now_ms=now_ms,
         )
         self._watchers[node_id] = watcher
+        if node_id in self._read_near_until_ms:
+            is_read = now_ms < self._read_near_until_ms[node_id]
+            if not is_read:
+                del self._read_near_until_ms[node_id]
+            watcher.on_read_near(is_read=is_read)
         if result.moved:
             self.on_high_watermark_moved()
         self._on_low_watermark()
@@ -321,15 +332,16 @@ class HostedPartition:
         """Discard the progress of the follower ``node_id``."""
         self.partition.forget_follower(node_id)
 
-    def near_replica(self, offset: int, is_near: Callable[[int], bool]) -> int | None:
+    def near_replica(self, offset: int, is_near: Callable[[int], bool], now_ms: int) -> int | None:
         """Return the follower from which a consumer should read ``offset``, as ``Partition.near_replica``.
 
-        From now on that follower receives each new high watermark at once. Followers that have no fetch
-        session are not considered.
+        For READ_NEAR_MS that follower receives each new high watermark at once, also if it opens another
+        fetch session. Followers that have no fetch session are not considered.
         """
         watchers = self._watchers
         node_id = self.partition.near_replica(offset, lambda one: one in watchers and is_near(one))
         if node_id is not None:
+            self._read_near_until_ms[node_id] = now_ms + READ_NEAR_MS
             watchers[node_id].on_read_near()
         return node_id
 
@@ -384,6 +396,7 @@ class HostedPartition:
 
     def _dismiss_watchers(self) -> None:
         watchers, self._watchers = self._watchers, {}
+        self._read_near_until_ms.clear()
         for watcher in watchers.values():
             watcher.on_role_changed()
 

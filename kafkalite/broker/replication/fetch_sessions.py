@@ -92,9 +92,12 @@ class FetchedReplica:
             session.has_awaited_move = True
             session.on_new_data(0)
 
-    def on_read_near(self) -> None:
-        """Send the follower each new high watermark at once, and the present one if it was not sent yet."""
-        if not self.is_read:
+    def on_read_near(self, *, is_read: bool = True) -> None:
+        """Send the follower each new high watermark at once, and the present one if it was not sent yet. If
+        not ``is_read``, stop doing so."""
+        if not is_read:
+            self.is_read = False
+        elif not self.is_read:
             self.is_read = True
             if self in self.session.moved:
                 self.on_moved()

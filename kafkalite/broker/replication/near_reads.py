@@ -9,6 +9,7 @@ from typing import Final
 
 from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.clock import Clock
 from kafkalite.metadata.image import BrokerState, ClusterImage
 from kafkalite.replication.partition import Partition
 
@@ -20,12 +21,13 @@ class NearReads:
     """Selects the replica from which a consumer in a rack should read. ``image`` returns the metadata."""
 
     def __init__(
-        self, config: BrokerConfig, partitions: Partitions, image: Callable[[], ClusterImage]
+        self, config: BrokerConfig, partitions: Partitions, image: Callable[[], ClusterImage], clock: Clock
     ) -> None:
         self._is_rack_aware = config.replica_selector_class == RACK_AWARE_SELECTOR
         self._own_rack = config.broker_rack
         self._partitions = partitions
         self._image = image
+        self._clock = clock
 
     def preferred(self, partition: Partition, rack: str, offset: int) -> int | None:
         """Return the node from which a consumer in ``rack`` should read ``offset``, or None for this one.
@@ -38,7 +40,8 @@ class NearReads:
         if hosted is None:
             return None
         brokers = self._image().brokers
-        return hosted.near_replica(offset, lambda node_id: is_near(brokers.get(node_id), rack))
+        now_ms = self._clock.monotonic_ms()
+        return hosted.near_replica(offset, lambda node_id: is_near(brokers.get(node_id), rack), now_ms)
 
 
 def is_near(broker: BrokerState | None, rack: str) -> bool:

@@ -188,7 +188,16 @@ class Requested:
     fetch_offset: int
     seek_count: int
     leader_epoch: int = NO_EPOCH
-    is_near: bool = False  #: whether a follower was asked
+    follower: int = NO_NODE  #: the follower that was asked; NO_NODE: the leader
+
+    @property
+    def is_near(self) -> bool:
+        """Whether a follower was asked."""
+        return self.follower != NO_NODE
+
+    def is_from(self, near: NearReplica) -> bool:
+        """Whether the follower that was asked is still the one from which the partition is read."""
+        return self.is_near and self.follower == near.node_id
 
     def is_of(self, state: PartitionState) -> bool:
         """Whether the response is valid for ``state``.
@@ -205,7 +214,10 @@ class Requested:
 
 @dataclass(slots=True)
 class FetchPlan:
-    """A fetch to send to one broker. ``states_rack``: the broker may name followers, or serves as one."""
+    """A fetch to send to one broker. ``states_rack``: the broker may name followers, or serves as one.
+
+    ``movable`` are the partitions for which a leader may name a follower.
+    """
 
     node_id: int
     max_wait_ms: int
@@ -213,6 +225,23 @@ class FetchPlan:
     requested: dict[TopicPartition, Requested]
     states_rack: bool = True
     is_near: bool = False  #: whether the broker is asked as a follower
+    movable: list[TopicPartition] = field(default_factory=list)
+
+    def divide(self, due: Callable[[TopicPartition], bool]) -> None:
+        """Decide whether to state the rack. A leader may name a follower for any partition of a request that
+        states it, but not for those whose follower has just failed.
+
+        So if there are such partitions, a fetch without them asks first, and does not wait, provided that
+        ``due`` returns True for another partition; otherwise the leader serves all.
+        """
+        if self.is_near or len(self.movable) == len(self.partitions):
+            return
+        asked = {tp for tp in self.movable if due(tp)}
+        self.states_rack = bool(asked)
+        if asked:
+            self.max_wait_ms = 0
+            self.partitions = [one for one in self.partitions if one[:2] in asked]
+            self.requested = {tp: at for tp, at in self.requested.items() if tp in asked}
 
 
 class AssignedPartitions:
@@ -446,7 +475,8 @@ class AssignedPartitions:
                 if plan is None:
                     plan = plans[node_id] = FetchPlan(node_id, max_wait_ms, [], {})
                 plan.is_near |= is_near
-                plan.states_rack &= is_near or near.may_move(now_ms)
+                if near.may_move(now_ms):
+                    plan.movable.append(tp)
                 plan.partitions.append(
                     FetchPartition(
                         tp.topic,
@@ -457,8 +487,11 @@ class AssignedPartitions:
                     )
                 )
                 plan.requested[tp] = Requested(
-                    state.fetch_offset, state.seek_count, leader.leader_epoch, is_near
+                    state.fetch_offset, state.seek_count, leader.leader_epoch, node_id if is_near else NO_NODE
                 )
+        if config.client_rack is not None:
+            for plan in plans.values():
+                plan.divide(lambda tp: self.partitions[tp].near.asks_apart(now_ms))
         return list(plans.values()), leaderless
 
     def source(
@@ -564,11 +597,12 @@ class AssignedPartitions:
                     error = NotLeaderOrFollowerError(error.message)  # this broker may lag behind
                 stale_metadata |= error.refresh_metadata
                 if self.must_ask_leader(wanted):
-                    self._on_near_error(state, error, now_ms, chance)
+                    if wanted.is_from(state.near):
+                        self._on_near_error(state, error, now_ms, chance)
                 else:
                     self._on_error(state, error, now_ms, chance)
             else:
-                if wanted.is_near:
+                if wanted.is_from(state.near):
                     state.near.on_records()
                 is_committed_only = self._is_read_committed
                 state.readable_end = result.last_stable_offset if is_committed_only else result.high_watermark
@@ -660,7 +694,8 @@ class AssignedPartitions:
         for tp, at in requested.items():
             state = self.partitions.get(tp)
             if state is not None and at.is_near:
-                state.near.leave(now_ms, self._config.metadata_max_age_ms)
+                if at.is_from(state.near):
+                    state.near.leave(now_ms, self._config.metadata_max_age_ms)
             elif state is not None:
                 state.failures += 1
                 state.retry_at_ms = now_ms + self._backoff.delay_ms(state.failures, chance)

@@ -22,6 +22,10 @@ FIRST_PAUSE_MS: Final = 1_000
 CONNECT_MS: Final = 200
 
 
+#: While the leader must not name a follower for some of its partitions, it is asked for others this often.
+ASK_APART_MS: Final = 1_000
+
+
 @dataclass(slots=True)
 class NearReplica:
     """Where one partition is read: at its leader, or at the follower ``node_id`` in ``leader_epoch``."""
@@ -33,6 +37,7 @@ class NearReplica:
     unavailable: int = 0  #: consecutive times that the follower did not know the offset to be committed
     failures: int = 0  #: consecutive times that a follower failed
     leader_until_ms: int = 0  #: after a failure: when the leader may name a follower again
+    asks_apart_at_ms: int = 0  #: when the leader may be asked in a fetch without other partitions again
 
     def follower(self, leader: Leader, now_ms: int) -> int:
         """Return the follower to read from, or NO_NODE: then read from ``leader``."""
@@ -43,6 +48,14 @@ class NearReplica:
     def may_move(self, now_ms: int) -> bool:
         """Whether a fetch from the leader states the rack, so that the leader may name a follower."""
         return self.node_id == NO_NODE and now_ms >= self.leader_until_ms
+
+    def asks_apart(self, now_ms: int) -> bool:
+        """Whether the leader should be asked to name a follower in a fetch without other partitions. If so,
+        the next such fetch is due in ASK_APART_MS."""
+        is_due = now_ms >= self.asks_apart_at_ms
+        if is_due:
+            self.asks_apart_at_ms = now_ms + ASK_APART_MS
+        return is_due
 
     def prefer(self, node_id: int, leader_epoch: int, now_ms: int, max_age_ms: int) -> None:
         """Read from a follower that the leader has named, for ``max_age_ms``."""

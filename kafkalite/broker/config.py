@@ -184,6 +184,11 @@ class BrokerConfig:
     auto_leader_rebalance_enable: bool = option_field(
         True, "Whether the controller returns leadership to preferred replicas automatically."
     )
+    auto_rebalance_enable: bool = option_field(
+        False,
+        "Whether the controller moves replicas by itself, a few at a time, to brokers that have fewer, as new"
+        " ones do. Set it on every controller.",
+    )
     leader_imbalance_check_interval_seconds: int = option_field(
         300, "How often the controller looks for partitions not led by their preferred replica.", minimum=1
     )
@@ -789,6 +794,7 @@ class BrokerConfig:
             is_single_node=not self.has_peers,
             session_timeout_ms=self.broker_session_timeout_ms,
             auto_leader_rebalance=self.auto_leader_rebalance_enable,
+            auto_rebalance=self.auto_rebalance_enable,
             imbalance_check_interval_ms=self.leader_imbalance_check_interval_seconds * 1_000,
             imbalance_per_broker_percentage=self.leader_imbalance_per_broker_percentage,
             unclean_recovery_strategy=self.unclean_recovery_strategy,

@@ -46,6 +46,7 @@ from kafkalite.metadata.reassignment_commands import (
     continue_reassignments,
     list_partition_reassignments,
 )
+from kafkalite.metadata.rebalance_commands import RebalanceReplicas, rebalance_replicas
 from kafkalite.metadata.recovery import (
     PartitionKey,
     RecoverLeaders,
@@ -102,6 +103,7 @@ Command = (
     | AlterPartitionReassignmentsRequest
     | ListPartitionReassignmentsRequest
     | ContinueReassignments
+    | RebalanceReplicas
     | RecoverLeaders
     | ReplaceShortLeaders
     | CreateAclsRequest
@@ -157,6 +159,8 @@ def decide(
             return list_partition_reassignments(image, command)
         case ContinueReassignments():
             return continue_reassignments(image, command, settings)
+        case RebalanceReplicas():
+            return rebalance_replicas(image, command)
         case RecoverLeaders():
             return recover_leaders(image, command, settings)
         case ReplaceShortLeaders():

@@ -45,6 +45,7 @@ class ControllerSettings:
     auto_leader_rebalance: bool = True
     imbalance_check_interval_ms: int = 300_000
     imbalance_per_broker_percentage: int = 10
+    auto_rebalance: bool = False  #: replicas move by themselves to brokers with fewer
     unclean_recovery_strategy: str = "balanced"  #: none, balanced or aggressive (R47)
     unclean_recovery_timeout_ms: int = 300_000
     #: (name, replication factor) of the internal topics, which get more replicas when brokers join

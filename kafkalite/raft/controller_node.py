@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -55,9 +55,10 @@ from kafkalite.metadata.broker_commands import (
 from kafkalite.metadata.controller import Command, decide
 from kafkalite.metadata.decision import ControllerSettings, Decision
 from kafkalite.metadata.delta import Delta
-from kafkalite.metadata.image import EMPTY, BrokerState, ClusterImage
+from kafkalite.metadata.image import EMPTY, BrokerState, ClusterImage, TopicImage
 from kafkalite.metadata.partition_commands import MAX_ELECTIONS_PER_BALANCE, BalanceLeaders
-from kafkalite.metadata.reassignment_commands import ContinueReassignments
+from kafkalite.metadata.reassignment_commands import ContinueReassignments, reassigning
+from kafkalite.metadata.rebalance_commands import RebalanceReplicas
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.metadata.recovery import RecoveredPartition, ReplaceShortLeaders, ReplicaReports
 from kafkalite.metadata.sessions import BrokerSessions
@@ -84,6 +85,8 @@ _MAX_RECORDS_PER_ENTRY: Final = MAX_PARTITIONS_PER_REQUEST  # further commands w
 
 _READ_INDEX_RETRY_MS: Final = 50
 _CONTINUE_INTERVAL_MS: Final = 1_000  # between two looks for reassignments that can finish
+#: How long the brokers are unchanged and nothing is moved before replicas move by themselves.
+REBALANCE_DELAY_MS: Final = 10_000
 _PROBE_TIMEOUT_S: Final = 1.0
 
 _Waiting = tuple[Command, asyncio.Future[Any]]
@@ -133,6 +136,14 @@ class ControllerNode:
         self._balanced_ms = 0
         self._continued_ms = 0
         self._continued: ClusterImage | None = None  # the image on which no reassignment could continue
+        self._looked_at: Mapping[str, TopicImage] = {}  # the topics of which ``_moving`` was determined
+        self._moving: set[tuple[str, int]] = set()  # the partitions that are being reassigned
+        self._own_moves: frozenset[tuple[str, int]] = (
+            frozenset()
+        )  # those that were moved by ``_rebalance`` last
+        self._rebalanced: ClusterImage | None = None  # the image on which no replica had to move
+        self._settled_brokers: Mapping[int, BrokerState] = {}
+        self._unsettled_ms = 0  # when the brokers last changed, or partitions were moved by others
         self._is_ticking = False
         self._loading: Delta | None = None  # during ``start``: the changes since EMPTY, published once
         self._queue: deque[_Waiting] = deque()
@@ -409,6 +420,8 @@ class ControllerNode:
             await self._recover_leaders()
             await self._continue_reassignments(now_ms)
             settings = self._settings
+            if settings.auto_rebalance:
+                await self._rebalance(now_ms)
             if (
                 settings.auto_leader_rebalance
                 and now_ms - self._balanced_ms >= settings.imbalance_check_interval_ms
@@ -426,6 +439,27 @@ class ControllerNode:
         image = self.image
         if await self.submit(ContinueReassignments(self._settings.internal_topics)) == 0:
             self._continued, self._continued_ms = image, now_ms
+
+    async def _rebalance(self, now_ms: int) -> None:
+        """Begin to move replicas to brokers with fewer (``RebalanceReplicas``).
+
+        The first moves wait until the brokers are unchanged and no reassignment is in progress for
+        REBALANCE_DELAY_MS, because a command of an operator may have several steps. The next ones follow as
+        soon as these are complete.
+        """
+        image = self.image
+        if image.topics is not self._looked_at:
+            self._looked_at = image.topics
+            self._moving = {(topic.name, number) for topic, number, _ in reassigning(image)}
+        if self._moving - self._own_moves or not self._own_moves:
+            self._own_moves = frozenset()
+            if self._moving or self._settled_brokers is not image.brokers:
+                self._settled_brokers, self._unsettled_ms = image.brokers, now_ms
+            if now_ms - self._unsettled_ms < REBALANCE_DELAY_MS:
+                return
+        if not self._moving and image is not self._rebalanced:
+            self._own_moves = await self.submit(RebalanceReplicas())
+            self._rebalanced = None if self._own_moves else image
 
     async def _fence(self, command: FenceBroker) -> None:
         """Fence a broker whose session has ended. Until the fence is committed, the responses to its

@@ -10,8 +10,9 @@ import pytest
 
 from kafkalite.client.admin.admin import Admin
 from kafkalite.errors import BrokerError, InvalidReplicationFactorError, InvalidRequestError
-from kafkalite.metadata.image import PartitionState
+from kafkalite.metadata.image import ClusterImage, PartitionState
 from kafkalite.model import OFFSETS_TOPIC, TopicPartition
+from kafkalite.raft import controller_node
 from kafkalite.storage import layout
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.testing import Cluster
@@ -27,12 +28,18 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 def state(cluster: Cluster, tp: TopicPartition = TP) -> PartitionState:
-    broker = max(
-        (one for one in cluster.brokers.values() if one.is_running), key=lambda b: b.image.metadata_offset
-    )
-    found = broker.image.partition(*tp)
+    found = newest(cluster).partition(*tp)
     assert found is not None
     return found
+
+
+def newest(cluster: Cluster) -> ClusterImage:
+    running = [one for one in cluster.brokers.values() if one.is_running]
+    return max((broker.image for broker in running), key=lambda image: image.metadata_offset)
+
+
+def moving(cluster: Cluster) -> bool:
+    return any(state.is_reassigning for state in newest(cluster).topics["t"].partitions)
 
 
 async def moved(cluster: Cluster, *replicas: int, tp: TopicPartition = TP) -> None:
@@ -296,3 +303,29 @@ async def test_internal_topics_grow_when_brokers_join() -> None:
             )
     finally:
         await cluster.close()
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+async def test_a_new_broker_takes_its_share_by_itself_if_that_is_enabled(
+    is_enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_node, "REBALANCE_DELAY_MS", 200)
+    async with (
+        Cluster(brokers=3, controllers=1, auto_rebalance_enable=is_enabled) as cluster,
+        cluster.admin() as admin,
+    ):
+        await admin.create_topic("t", 12, replication_factor=1)
+        on_two = {TopicPartition("t", number): [1 + number % 2] for number in range(12)}
+        await admin.alter_partition_reassignments(on_two)
+
+        def held() -> list[int]:
+            states = newest(cluster).topics["t"].partitions
+            assert not any(state.is_reassigning for state in states)
+            return [sum(node_id in state.replicas for state in states) for node_id in (1, 2, 3)]
+
+        if is_enabled:
+            await cluster.wait_until(lambda: not moving(cluster) and held() == [4, 4, 4], what="equal shares")
+        else:
+            await cluster.wait_until(lambda: not moving(cluster) and held() == [6, 6, 0], what="two brokers")
+            await asyncio.sleep(0.5)
+            assert held() == [6, 6, 0]

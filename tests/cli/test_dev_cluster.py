@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -367,11 +366,9 @@ def test_a_stop_without_a_quorum_says_why_it_takes_time(spawn: Spawn, tmp_path: 
         told.append(process.stderr.readline().decode())
         assert told[-1], told
     process.send_signal(signal.SIGINT)
-    began = time.monotonic()
     assert process.stderr.readline() == (
         b"stopping 1 node: looking for a controller to hand over partitions, but only 1 of 3 nodes ran;"
         b" Ctrl-C again ends at once\n"
     )
-    assert time.monotonic() - began < 2
     _, err = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, err) == (0, b"stopped.\n")

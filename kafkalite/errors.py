@@ -108,6 +108,7 @@ class ErrorCode(enum.IntEnum):
     TRANSACTION_COORDINATOR_FENCED = 52
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     KAFKA_STORAGE_ERROR = 56
+    LOG_DIR_NOT_FOUND = 57
     SASL_AUTHENTICATION_FAILED = 58
     UNKNOWN_PRODUCER_ID = 59
     NON_EMPTY_GROUP = 68
@@ -259,6 +260,10 @@ class StorageExhaustedError(StorageError):
 
 
 class DiskFullError(StorageExhaustedError): ...
+
+
+class LogMovingError(StorageExhaustedError):
+    """A log takes no append for a moment, because its copy in another data directory replaces it (R85)."""
 
 
 class TooManyOpenFilesError(StorageExhaustedError): ...
@@ -514,6 +519,9 @@ class InvalidReplicaAssignmentError(BrokerError): ...
 
 
 class NoReassignmentInProgressError(BrokerError): ...
+
+
+class LogDirNotFoundError(BrokerError, hint="'kl log dirs --disks' lists the data directories"): ...
 
 
 class InvalidConfigError(BrokerError): ...

@@ -33,6 +33,7 @@ from kafkalite.broker.handlers import HANDLERS
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.housekeeping import Housekeeping
 from kafkalite.broker.partitions.inline_executor import InlineExecutor
+from kafkalite.broker.partitions.log_mover import LogMover
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.partitions.waiters import Waiters
@@ -560,6 +561,7 @@ class Broker:
             marker_writer=marker_writer,
             transactions=transactions,
             quotas=self._quotas,
+            mover=LogMover(config, self._clock, partitions, self._store, self._scheduler),
             near_reads=NearReads(config, partitions, lambda: controller.image, self._clock),
             logins=Logins(config, self._clock, lambda: controller.image.credentials),
             on_broken=self.fail,
@@ -771,6 +773,9 @@ class Broker:
             self.config, self._clock, self._services.partitions, self._store, self._scheduler
         )
         self._housekeeping.start(self._service_tasks)
+        mover = self._services.mover
+        if self._store.are_several:
+            self._service_tasks.start_when(mover.has_moves, mover.move_forever, name="moves")
         self._service_tasks.start_when(self._server.has_connections, self._server.reap_forever, name="reaper")
 
     def _request_stop(self) -> None:

@@ -356,6 +356,12 @@ class BrokerConfig:
         aliases=("log.dir", "data.dir"),
     )
 
+    replica_alter_log_dirs_io_max_bytes_per_second: int = option_field(
+        2**63 - 1,
+        "The largest rate at which logs are copied between the data directories of this node.",
+        minimum=1,
+    )
+
     log_dirs_min_free_bytes: int = option_field(
         64 * MIB,
         "Records are refused while less would remain free on the disk of the data directory, at most a tenth"

@@ -15,6 +15,7 @@ from kafkalite.broker.coordination.coordinators import Coordinators
 from kafkalite.broker.coordination.marker_writer import MarkerWriter
 from kafkalite.broker.coordination.producer_ids import ProducerIds
 from kafkalite.broker.coordination.transactions import Transactions
+from kafkalite.broker.partitions.log_mover import LogMover
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.quotas.quota_manager import QuotaManager
@@ -51,6 +52,7 @@ class Services:
     transactions: Transactions
     quotas: QuotaManager
     near_reads: NearReads
+    mover: LogMover
     logins: Logins
     on_broken: Callable[[BaseException], None]  #: called when an invariant is violated; stops the broker
     request_stop: Callable[[], object]  #: begins an orderly stop and returns at once

@@ -48,7 +48,7 @@ COMMANDS: Final = {
     "quota": LazyCommand("Quotas of clients: set, unset, list, describe.", _CLUSTER),
     "context": LazyCommand("Names of clusters, instead of addresses.", _CLUSTER),
     "pipeline": LazyCommand("Spark pipelines from a file.", _TOOLS),
-    "log": LazyCommand("Inspect log files without a broker.", _TOOLS),
+    "log": LazyCommand("Inspect log files; data directories.", _TOOLS, "kafkalite.cli.log_dirs:log"),
     "bench": LazyCommand("Measure produce, consume, end to end.", _TOOLS),
     "cheat": LazyCommand("Commands of other tools beside those of kl.", _TOOLS),
     "conformance": LazyCommand("Check that a server speaks the protocol.", _TOOLS),

@@ -9,17 +9,17 @@ last batch may be incomplete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kafkalite.cli import connect, invocation
+from kafkalite.cli import invocation
 from kafkalite.cli.coordinator_records import GROUPS_TOPIC, TRANSACTIONS_TOPIC, as_text, read_record
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, UsageError
-from kafkalite.cli.invocation import debug_option, listing_options, output_option
+from kafkalite.cli.invocation import debug_option, output_option
 from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import Column, human_bytes, pick, plural, print_listing, rows_of
 from kafkalite.cli.printers import Printer, make_printer
@@ -28,8 +28,6 @@ from kafkalite.cli.times import format_time
 from kafkalite.errors import CorruptBatchError, StorageError, WrongFileTypeError
 
 if TYPE_CHECKING:
-    from kafkalite.client.admin.admin import Admin
-    from kafkalite.client.admin.descriptions import DirectoryDescription, LogDescription
     from kafkalite.records.header import BatchHeader
     from kafkalite.storage.file_check import DirectoryVerdict
     from kafkalite.storage.inspect import LogVerdict
@@ -661,85 +659,3 @@ def _say_outcomes(
 def _records_of(one: TransactionRange) -> str:
     records = plural(one.record_count, "record")
     return f"offsets {one.first_offset} to {one.last_offset} ({records}) of producer {one.producer_id}"
-
-
-# --- dirs ------------------------------------------------------------------------------------------
-
-_DIRS_COLUMNS: Final = (
-    Column("node_id", "NODE"),
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION"),
-    Column("size_bytes", "SIZE", show=human_bytes),
-    Column("segment_count", "SEGMENTS"),
-    Column("log_start_offset", "START"),
-    Column("log_end_offset", "END"),
-    Column("offline_reason", "PROBLEM", show=lambda reason: reason or ""),
-    Column("path", "DIRECTORY", wide=True),
-)
-
-
-_DISKS_COLUMNS: Final = (
-    Column("node_id", "NODE"),
-    Column("path", "DIRECTORY"),
-    Column("state", "STATE"),
-    Column("partitions", "PARTITIONS"),
-    Column("moving_in", "MOVING IN"),
-    Column("size_bytes", "SIZE", show=human_bytes),
-    Column("free_bytes", "FREE", show=lambda size: "?" if size < 0 else human_bytes(size)),
-    Column("total_bytes", "TOTAL", show=lambda size: "?" if size < 0 else human_bytes(size)),
-    Column("failure", "PROBLEM", show=lambda reason: reason or ""),
-    Column("directory_id", "ID", wide=True),
-)
-
-
-@log.command()
-@click.argument("topics", nargs=-1, metavar="[TOPIC]…")
-@click.option("--broker", "node_ids", multiple=True, metavar="N[,N]", help="Only of this broker.")
-@click.option("--disks", is_flag=True, help="List the data directories: their disks, states and logs.")
-@listing_options
-def dirs(topics: tuple[str, ...], node_ids: tuple[str, ...], disks: bool) -> None:
-    """List the logs on each running broker: size, offsets, problems. With --disks, list the directories."""
-    texts = [each.strip() for text in node_ids for each in text.split(",")]
-    if wrong := [each for each in texts if not (each.isascii() and each.isdigit())]:
-        raise UsageError(f"--broker: {wrong[0]!r} is not a node id")
-
-    async def check(admin: Admin) -> None:
-        await admin.describe_topics(topics)  # raises the error of one that does not exist
-        await connect.check_brokers(admin, texts)
-
-    async def main(admin: Admin) -> list[LogDescription]:
-        await check(admin)
-        return await admin.describe_log_dirs(list(topics) or None)
-
-    async def look_at_disks(admin: Admin) -> dict[int, list[DirectoryDescription]]:
-        await check(admin)
-        return await admin.describe_directories(list(topics) or None)
-
-    if disks:
-        _print_disks(connect.ask_admin(look_at_disks), texts)
-        return
-    logs = connect.ask_admin(main)
-    chosen = [each for each in logs if not texts or str(each.node_id) in texts]
-    rows = rows_of(sorted(chosen, key=lambda each: (each.topic, each.partition, each.node_id)), _DIRS_COLUMNS)
-    for row in rows:
-        row["name"] = f"{row['topic']}-{row['partition']}"
-    print_listing(rows, _DIRS_COLUMNS, invocation.current().output, if_empty="no logs")
-
-
-def _print_disks(found: Mapping[int, Sequence[DirectoryDescription]], node_ids: Sequence[str]) -> None:
-    rows = [
-        {
-            "node_id": node_id,
-            "state": "online" if one.failure is None else "failed",
-            "partitions": len(one.size_bytes),
-            "moving_in": len(one.copies),
-            "size_bytes": sum(one.size_bytes.values()),
-            **pick(one, "path", "free_bytes", "total_bytes", "failure", "directory_id"),
-        }
-        for node_id, directories in found.items()
-        for one in directories
-        if not node_ids or str(node_id) in node_ids
-    ]
-    print_listing(
-        rows, _DISKS_COLUMNS, invocation.current().output, name_key="path", if_empty="no directories"
-    )

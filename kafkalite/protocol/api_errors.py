@@ -228,6 +228,14 @@ API_ERRORS: Final[Mapping[ApiKey, ApiErrors]] = MappingProxyType(
             ),
         ),
         ApiKey.DESCRIBE_LOG_DIRS: ApiErrors(_NO_CODES, _NO_CODES),
+        ApiKey.ALTER_REPLICA_LOG_DIRS: ApiErrors(
+            _NO_CODES,
+            _codes(
+                LOG_DIR_NOT_FOUND="the broker has no such data directory, or it has failed",
+                NOT_LEADER_OR_FOLLOWER="the broker has no replica of the partition",
+                KAFKA_STORAGE_ERROR="the log is offline",
+            ),
+        ),
         # --- security
         ApiKey.SASL_HANDSHAKE: ApiErrors(
             _codes(

@@ -456,6 +456,21 @@ class Partition:
         """Return the exclusive end of the records in this log that are known to be committed."""
         return self.high_watermark if self._follower is None else self._follower.committed_end
 
+    def replace_log(self, log: Log) -> bool:
+        """Use ``log`` from now on: a synced copy that has exactly the batches of the present log (R85).
+
+        The role stays. Return whether the high watermark moved.
+        """
+        old = self.log
+        assert (log.log_start_offset, log.log_end_offset) == (old.log_start_offset, old.log_end_offset)
+        leader_epoch = NO_EPOCH if self._leader is None else self._leader.leader_epoch
+        if leader_epoch > 0:
+            log.start_epoch(leader_epoch)
+        self.log = log
+        if self._follower is not None:
+            self._follower.log = log
+        return self._leader is not None and self.on_synced()
+
     def resign(self) -> None:
         """Give up the role. Until the next role, requests are refused with NOT_LEADER_OR_FOLLOWER."""
         self._resigned_high_watermark = self.high_watermark

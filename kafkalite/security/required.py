@@ -339,6 +339,7 @@ REQUIRED: Final[Mapping[int, Requirement]] = MappingProxyType(
         ApiKey.DESCRIBE_CLIENT_QUOTAS: _cluster(_Op.DESCRIBE_CONFIGS),
         ApiKey.ALTER_CLIENT_QUOTAS: _cluster(_Op.ALTER_CONFIGS),
         ApiKey.DESCRIBE_LOG_DIRS: _DESCRIBE_CLUSTER,
+        ApiKey.ALTER_REPLICA_LOG_DIRS: _cluster(_Op.ALTER),
         ApiKey.ELECT_LEADERS: _cluster(_Op.ALTER),
         ApiKey.ALTER_PARTITION_REASSIGNMENTS: _cluster(_Op.ALTER),
         ApiKey.LIST_PARTITION_REASSIGNMENTS: _DESCRIBE_CLUSTER,

@@ -104,7 +104,11 @@ class FileSystem(Protocol):
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file or directory within its parent directory. An existing file ``new`` is replaced."""
+        """Rename a file or directory. An existing file ``new`` is replaced.
+
+        ``new`` is in the same directory, or in another one on the same disk. Then both directories must be
+        synced, that of ``new`` first.
+        """
         ...
 
     def unlink(self, path: str) -> None: ...

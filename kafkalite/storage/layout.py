@@ -35,6 +35,7 @@ A further data directory of the node has logs, recovery points and a marker of i
       .lock, recovery-points, recovery-points.copy, boot-id, clean-shutdown, <log directory>/
       log-dir.json                          cluster id, node id, directory id, format version
       log-dir-starts                        in how many starts of the node the directory was used
+      moving/<log directory>/               the copy of a log that moves here, until it replaces the log
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ NODE_FILE: Final = "node.json"
 LOG_DIR_FILE: Final = "log-dir.json"  #: in place of ``node.json`` in each data directory but the first
 LOG_DIR_STARTS_FILE: Final = "log-dir-starts"
 LOG_DIRS_FILE: Final = "log-dirs"
+MOVING_DIRECTORY: Final = "moving"  #: has the copies of logs that move into the data directory
 PROBE_FILE: Final = ".probe"  #: written to find out whether a disk can be written
 RECOVERY_POINTS_FILE: Final = "recovery-points"
 RECOVERY_POINTS_COPY: Final = "recovery-points.copy"

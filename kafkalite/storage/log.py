@@ -27,6 +27,7 @@ from kafkalite.errors import (
     CorruptBatchError,
     CorruptLogError,
     DiskFullError,
+    LogMovingError,
     LogOfflineError,
     MessageTooLargeError,
     OffsetOutOfRangeError,
@@ -119,6 +120,7 @@ class Log:
         "_fs",
         "_index_full_entries",
         "_is_closed",
+        "_is_frozen",
         "_latest_epoch",
         "_log_append_time",
         "_producers",
@@ -162,6 +164,7 @@ class Log:
         #: point or the sync that moved it.
         self.on_moved: Callable[[str, SyncWork | RecoveryPoint], None] | None = None
         self._is_closed = False
+        self._is_frozen = False  #: set by ``freeze``
         #: Set until a cleanly closed log is used for the first time. Until then no file is read.
         self._clean_end: CleanEnd | None = None
         self._closed_end: CleanEnd | None = None  #: set by an orderly close of a log that was used
@@ -575,6 +578,8 @@ class Log:
             raise self._offline_error()
         if self._active is not None:
             return self._active
+        if self._is_frozen:
+            raise LogMovingError(f"the log in {self._directory} moves to another disk", hint="try again")
         self._open()
         try:
             if not len(self._segments):
@@ -588,6 +593,21 @@ class Log:
         self._roll_size_bytes = -1
         self._active = self._segments.last
         return self._active
+
+    def freeze(self) -> None:
+        """Refuse appends and truncations with LogMovingError until ``unfreeze``, because a copy replaces the
+        log (R85). The log can be read."""
+        self._is_frozen = True
+        self._active = None  # so that each append opens it, which is refused
+
+    def unfreeze(self) -> None:
+        self._is_frozen = False
+
+    @property
+    def truncations(self) -> int:
+        """The number of truncations that removed a batch, and of resets."""
+        self._open()
+        return self._state.truncations
 
     def _create_segment(self) -> Segment:
         segment = self._segments.create(self.log_end_offset, self._config, self._state)

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from kafkalite.errors import (
     CorruptLogError,
     DataDirectoryError,
+    LogDirNotFoundError,
     LogOfflineError,
     StorageError,
     StorageExhaustedError,
@@ -41,6 +42,7 @@ from kafkalite.storage.directory_choice import DirectoryUse, LogVersion, choose_
 from kafkalite.storage.filesystem import FileSystem, Space
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.log_copy import LogCopy
 from kafkalite.storage.log_store import LogExchange, LogStore, read_identity
 
 logger = logging.getLogger(__name__)
@@ -530,6 +532,50 @@ class LogDirs:
         if self.are_several:
             self._next_homes[store.name_of(tp)] = store
         return store.begin_replace(tp)
+
+    # --- moves between the directories
+
+    def begin_copy(self, tp: TopicPartition, path: str) -> LogCopy:
+        """Return an empty copy of the log of ``tp`` for the data directory ``path``.
+
+        Raises LogOfflineError if the log is offline, or is itself the incomplete replacement of a damaged log
+        (R52); LogDirNotFoundError if there is no such directory, or it has failed.
+        """
+        source, target = self._loaded(tp), self._target(path)
+        log = source.get(tp)
+        assert log is not None, f"{tp} is loaded"
+        if log.offline_reason is not None:
+            raise LogOfflineError(f"{tp} is offline: {log.offline_reason}")
+        if source.replaced_end(tp) is not None:
+            raise LogOfflineError(f"{tp} is being fetched again", hint="move it when it is in sync")
+        return source.begin_copy(tp, target)
+
+    def check_target(self, path: str) -> None:
+        """Raise LogDirNotFoundError unless ``path`` is a data directory that works."""
+        self._target(path)
+
+    def _target(self, path: str) -> LogStore:
+        for store in self._working():
+            if store.path == path.rstrip("/"):
+                return store
+        names = ", ".join(store.path for store in self._working())
+        raise LogDirNotFoundError(f"{path} is no working data directory of this broker; these are: {names}")
+
+    def complete_copy(self, copy: LogCopy) -> None:
+        """Complete the copy of a frozen log, and record it. May be called in any thread. Raises OSError,
+        StorageError."""
+        copy.complete()
+        self._store_at(copy).record_copy(copy)
+
+    def replace_by_copy(self, tp: TopicPartition, copy: LogCopy) -> Log:
+        """Use the complete copy from now on, and retire the log. Return the copy's log (R85)."""
+        source = self._loaded(tp)
+        name, config = source.name_of(tp), copy.source.config
+        source.retire_moved(tp)
+        return self._store_at(copy).take_copy(tp, name, copy, config)
+
+    def _store_at(self, copy: LogCopy) -> LogStore:
+        return next(one for one in self._stores if one.path == layout.parent(copy.target_directory))
 
     def replaced_end(self, tp: TopicPartition) -> int | None:
         store = self._store_of(tp)

@@ -49,6 +49,7 @@ from kafkalite.storage.damage import Damage
 from kafkalite.storage.filesystem import FileSystem, Lock, Space, damaged_name, unlink_existing
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.log_copy import LogCopy
 from kafkalite.storage.recovery import RecoverySync, is_as_left
 from kafkalite.storage.recovery_points import Change, RecoveryPointsFile
 from kafkalite.storage.retention import RetiredPaths
@@ -424,6 +425,8 @@ class LogStore:
         the delay of their removal begins again."""
         ours = set(self._names.values())
         unknown: list[str] = []
+        if layout.MOVING_DIRECTORY in names:  # of an earlier process
+            self._fs.remove_tree(self._join(layout.MOVING_DIRECTORY))
         for name in sorted(names):
             if name.endswith(layout.DELETED_SUFFIX):
                 is_log = layout.parse_log_directory_name(name.partition(layout.DELETED_SUFFIX)[0])
@@ -613,6 +616,42 @@ class LogStore:
         StorageExhaustedError.
         """
         self._points.write(dict.fromkeys(names, RecoveryPoint()))
+
+    def take_copy(self, tp: TopicPartition, name: str, copy: LogCopy, config: LogConfig) -> Log:
+        """Load a complete copy as the log of ``tp``, and return it."""
+        assert tp not in self._logs, f"{tp} is loaded"
+        assert copy.end is not None, "the copy is complete"
+        log = Log.open_clean(self._fs, copy.target_directory, config, copy.end)
+        self._forgotten.pop(name, None)
+        self._add(tp, name, log)
+        self._on_moved(log.directory, copy.end.point)
+        return log
+
+    def record_copy(self, copy: LogCopy) -> None:
+        """Write the recovery point of a complete copy durably. May be called in any thread. Raises OSError,
+        StorageExhaustedError."""
+        assert copy.end is not None, "the copy is complete"
+        self._points.write({layout.name_of(copy.target_directory): copy.end.point})
+
+    def begin_copy(self, tp: TopicPartition, target: LogStore) -> LogCopy:
+        """Return the empty copy of a loaded log for another data directory of the node."""
+        topic_id, number = _parts(self._names[tp])
+        epoch = self.replica_epoch(topic_id, number)
+        return LogCopy(self._fs, self._logs[tp], target.path, tp, topic_id, replica_epoch=epoch)
+
+    def retire_moved(self, tp: TopicPartition) -> None:
+        """Close a log that a copy in another directory has replaced, and retire its files.
+
+        After an error they stay: a start finds two logs of the partition (R84).
+        """
+        log, name = self._logs.pop(tp), self._names.pop(tp)
+        log.close(clean=False)
+        try:
+            self._retire(log.directory)
+        except (OSError, StorageExhaustedError) as error:
+            logger.error("files of a moved log stay %s", Fields(directory=log.directory, error=error))
+            return
+        self._forget(log, name)
 
     def forget_record(self, name: str) -> None:
         """Let the next checkpoint remove the recovery point of a log that is in another directory."""

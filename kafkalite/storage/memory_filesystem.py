@@ -378,11 +378,14 @@ class MemoryFileSystem:
             directory = node
 
     def rename(self, old: str, new: str) -> None:
-        assert parent(old) == parent(new), "renames stay within one directory"
         directory, old_name = self._place(old)
         new_name = _parts(new)[-1]
         if old_name not in directory.entries:
             raise FileNotFoundError(2, "no such file", old)
+        if parent(old) != parent(new):  # a power loss may undo each half, unless its directory is synced
+            self._change(self._place(new)[0], ("link", new_name, directory.entries[old_name]))
+            self._change(directory, ("unlink", old_name, None))
+            return
         if isinstance(directory.entries.get(new_name), _Directory) and isinstance(self._find(old), _Inode):
             set_aside(self, new)
         self._change(directory, ("rename", f"{old_name}/{new_name}", None))

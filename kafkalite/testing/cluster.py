@@ -85,6 +85,7 @@ class Node:
         #: By Python name. The first start adds the node's addresses, so that restarts reuse them.
         self.settings = settings
         self.rng = rng
+        self.log_dirs = ""  #: set by the first start
         self.filesystem: FileSystem | None = None
         self.broker: Broker | None = None
         self._config: tuple[dict[str, Any], BrokerConfig] | None = None
@@ -319,8 +320,10 @@ class Cluster(Clients):
             self._directory = tempfile.TemporaryDirectory(prefix="kafkalite-cluster-")
         if node.filesystem is None:
             node.filesystem = MemoryFileSystem(crashable=True) if self._is_memory else RealFileSystem()
-        log_dirs = ",".join(self.directories(node.node_id))
-        broker = Broker(node.config(log_dirs), clock=self.clock, rng=node.rng, filesystem=node.filesystem)
+        node.log_dirs = node.log_dirs or ",".join(self.directories(node.node_id))
+        broker = Broker(
+            node.config(node.log_dirs), clock=self.clock, rng=node.rng, filesystem=node.filesystem
+        )
         await broker.start()
         broker.intercept(lambda request, client: self._intercepted(node, request, client))
         node.broker = broker

@@ -1,4 +1,4 @@
-"""Schedules that find the mutants of the rules about several data directories (R80 to R84).
+"""Schedules that find the mutants of the rules about several data directories (R80 to R85).
 
 ``DIRECTED`` is {mutant: schedule}; a schedule returns None, or the violation.
 """
@@ -8,20 +8,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from kafkalite.broker.partitions.housekeeping import PROBE_INTERVAL_MS
-from kafkalite.errors import DataDirectoryError, LogOfflineError
+from kafkalite.errors import DataDirectoryError, LogMovingError, LogOfflineError
 from kafkalite.model import TopicPartition
 from kafkalite.records.builder import build_batch
 from kafkalite.rng import seeded_rng
-from kafkalite.storage.filesystem import Space
+from kafkalite.storage.filesystem import FileSystem, Space
 from kafkalite.storage.layout import LOG_DIR_STARTS_FILE
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_dirs import LogDirs
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.cluster import Cluster
 from kafkalite.testing.virtual_clock import VirtualClock
+from proof.disk_trees import disk_with_files
+from proof.recording_filesystem import RecordingFileSystem, crash_states
 from proof.waiting import settle
 
 A: Final = "/disks/a"
@@ -32,7 +35,7 @@ TOPIC_ID: Final = f"{1:032x}"
 TPS: Final = (TopicPartition("t", 0), TopicPartition("t", 1))
 
 
-def open_dirs(fs: MemoryFileSystem, *paths: str, node_id: int = 1, seed: int = 1) -> LogDirs:
+def open_dirs(fs: FileSystem, *paths: str, node_id: int = 1, seed: int = 1) -> LogDirs:
     dirs = LogDirs.open(fs, paths or (A, B), cluster_id="c", node_id=node_id, rng=seeded_rng(seed))
     dirs.load(dict.fromkeys(TPS, (TOPIC_ID, CONFIG)))
     return dirs
@@ -135,6 +138,57 @@ def _uses_the_longer_log() -> str | None:
     )
 
 
+def move(dirs: LogDirs, tp: TopicPartition, path: str) -> None:
+    """Move a log to another directory, as LogMover does."""
+    copy = dirs.begin_copy(tp, path)
+    copy.begin(copy.read(1))
+    while copy.lag:
+        copy.append(copy.read(1000), 0)
+    copy.source.freeze()
+    dirs.complete_copy(copy)
+    dirs.replace_by_copy(tp, copy)
+
+
+def losses_of_a_move() -> Iterator[str]:
+    """Move a log, and yield each power loss after which an acknowledged record is missing."""
+    recording = RecordingFileSystem(MemoryFileSystem(crashable=True))
+    dirs: Any = open_dirs(recording)
+    for _ in range(4):
+        append(dirs, TPS[0])
+    recording.note(4)
+    move(dirs, TPS[0], B)
+    for job in (dirs.begin_checkpoint(), dirs.begin_removal(0) or dirs.begin_removal(10**9)):
+        assert job is not None
+        job()
+    append(dirs, TPS[0])
+    recording.note(5)
+    for state in crash_states(recording.operations, latest=2):
+        if state.note:
+            log = open_dirs(disk_with_files(state.files, state.directories)).get(TPS[0])
+            assert log is not None
+            if log.is_damaged or log.log_end_offset < state.note:
+                yield f"{state.label} after {state.after}: the log ends at {log.log_end_offset}: {log.damage}"
+
+
+def _syncs_the_copy() -> str | None:
+    return next(losses_of_a_move(), None)
+
+
+def _freezes_the_log() -> str | None:
+    dirs = open_dirs(prepared())
+    copy = dirs.begin_copy(TPS[0], B)
+    copy.begin(copy.read(1))
+    copy.append(copy.read(1000), 0)
+    copy.source.freeze()
+    dirs.complete_copy(copy)
+    try:
+        append(dirs, TPS[0])
+    except LogMovingError:
+        return None
+    dirs.replace_by_copy(TPS[0], copy)
+    return "a record was acknowledged that the copy lacks"
+
+
 DIRECTED: Final = {
     "R80-any-directory": _refuses_another_node,
     "R81-takes-all": _keeps_other_directories,
@@ -143,4 +197,6 @@ DIRECTED: Final = {
     "R82-lost-is-new": _takes_lost_logs_for_damaged,
     "R83-older-is-current": _recognises_an_older_copy,
     "R84-first-found": _uses_the_longer_log,
+    "R85-unsynced-copy": _syncs_the_copy,
+    "R85-not-frozen": _freezes_the_log,
 }

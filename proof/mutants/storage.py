@@ -154,6 +154,15 @@ def _expire_open(self: ProducerStates, now_ms: int, expiration_ms: int, original
     return original(self, now_ms, expiration_ms)
 
 
+def _close_unsynced(copy: Any) -> None:
+    log = copy.log
+    log.synced_end_offset = log.log_end_offset
+    log._sync.forget()
+    log._closed_end = log._end_now()
+    log._segments.release()
+    log._is_closed = True
+
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "R80-any-directory",
@@ -169,6 +178,16 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R83-older-is-current",
         "an older copy of a data directory is taken for the directory itself",
         {"kafkalite.storage.log_dirs:is_older_directory": _never},
+    ),
+    Mutant(
+        "R85-not-frozen",
+        "a log takes appends while its copy replaces it",
+        {"kafkalite.storage.log:Log.freeze": _nothing},
+    ),
+    Mutant(
+        "R85-unsynced-copy",
+        "a copy replaces a log before it is synced",
+        {"kafkalite.storage.log_copy:LogCopy.make_durable": _close_unsynced},
     ),
     Mutant(
         "R84-first-found",

@@ -92,6 +92,7 @@ ARGUMENTS: dict[str, str] = {
     "config show": "topic t",
     "context add": "name",
     "log dirs": "",
+    "log move": "t-0 /d --broker 1",
     "bench consume": "",
     "bench e2e": "",
     "bench produce": "",

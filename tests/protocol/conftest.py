@@ -183,6 +183,12 @@ def _examples() -> dict[int, tuple[Struct, Struct]]:
                 ],
             ),
         ),
+        ApiKey.ALTER_REPLICA_LOG_DIRS: (
+            admin.AlterReplicaLogDirsRequest([admin.ReplicaLogDir("orders", 3, "/disks/2")]),
+            admin.AlterReplicaLogDirsResponse(
+                *ok, [PartitionResult("orders", 3, 57, "/disks/2 is no working data directory")]
+            ),
+        ),
         ApiKey.DESCRIBE_LOG_DIRS: (
             admin.DescribeLogDirsRequest(None),
             admin.DescribeLogDirsResponse(

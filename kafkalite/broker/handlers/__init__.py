@@ -37,6 +37,7 @@ HANDLERS: Final[dict[int, Callable[[Services, Request, Client], HandlerResult]]]
     ApiKey.CREATE_TOPICS: admin.create_topics,
     ApiKey.DELETE_TOPICS: admin.delete_topics,
     ApiKey.DESCRIBE_CONFIGS: admin.describe_configs,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: admin.alter_replica_log_dirs,
     ApiKey.DESCRIBE_LOG_DIRS: admin.describe_log_dirs,
     ApiKey.CREATE_PARTITIONS: admin.create_partitions,
     ApiKey.ALTER_CONFIGS: admin.alter_configs,

@@ -27,11 +27,14 @@ from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST
 from kafkalite.metadata.quota_commands import find_quotas
 from kafkalite.metadata.records import BROKER, TOPIC
 from kafkalite.metadata.topic_config import DYNAMIC_BROKER_OPTIONS, TOPIC_OPTIONS, topic_settings, value_text
+from kafkalite.model import TopicPartition
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterConfigsRequest,
     AlterPartitionReassignmentsRequest,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
     ConfigEntry,
     ConfigResource,
     ControlledShutdownRequest,
@@ -54,11 +57,13 @@ from kafkalite.protocol.messages.admin import (
     DescribeLogDirsResponseV1,
     ElectLeadersRequest,
     ListPartitionReassignmentsRequest,
+    LogDirCopy,
     LogDirectory,
     LogDirItem,
     TopicResult,
     UnregisterBrokerRequest,
 )
+from kafkalite.protocol.structs import PartitionResult
 
 if TYPE_CHECKING:
     from kafkalite.broker.cluster.peers import PeerConnections
@@ -354,6 +359,7 @@ def describe_log_dirs(services: Services, request: Request, _client: Client) -> 
     stored = services.partitions.stored()
     partitions = [one for one in stored if wanted is None or one.topic in wanted]
     states = services.partitions.directories()
+    copies = services.mover.copies()
     if type(message) is not DescribeLogDirsRequestV1:
         return Reply(DescribeLogDirsResponse(0, None, states[0].path, partitions))
     directories = [
@@ -363,11 +369,32 @@ def describe_log_dirs(services: Services, request: Request, _client: Client) -> 
             one.failure,
             *one.space,
             [LogDirItem(*key) for key in one.logs if wanted is None or key.topic in wanted],
-            [],
+            [
+                LogDirCopy(*copy.key, copy.log_end_offset, copy.offset_lag)
+                for copy in copies
+                if copy.path == one.path and (wanted is None or copy.key.topic in wanted)
+            ],
         )
         for one in states
     ]
     return Reply(DescribeLogDirsResponseV1(0, None, states[0].path, partitions, directories))
+
+
+def alter_replica_log_dirs(services: Services, request: Request, _client: Client) -> Reply:
+    """Begin to move logs of this broker to other data directories (KIP-113). DescribeLogDirs shows the moves.
+
+    Errors, per partition: LOG_DIR_NOT_FOUND (no such directory, or it has failed), NOT_LEADER_OR_FOLLOWER (no
+    replica here), KAFKA_STORAGE_ERROR (the log is offline).
+    """
+    message: AlterReplicaLogDirsRequest = request.message
+    results: list[PartitionResult] = []
+    for topic, number, path in message.partitions:
+        try:
+            services.mover.move(TopicPartition(topic, number), path)
+            results.append(PartitionResult(topic, number, 0, None))
+        except Exception as error:
+            results.append(PartitionResult(topic, number, *translate(error)))
+    return Reply(AlterReplicaLogDirsResponse(0, None, results))
 
 
 def require_secret(client: Client, what: str) -> None:

@@ -112,7 +112,7 @@ class Cleaner:
 
     def _dirty_ratio(self, hosted: HostedPartition) -> float:
         """Return the log's dirty ratio, or 0 if it is too small or the log cannot be compacted now."""
-        log = hosted.idle_log()
+        log = None if hosted.is_moving else hosted.idle_log()
         if log is None or log.config.min_compaction_lag_ms:
             self._may_change = True
         if log is None:

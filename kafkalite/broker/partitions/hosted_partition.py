@@ -84,6 +84,32 @@ class _Exclusive:
     future: Future[FollowerStep] | None = None  #: None until the work has begun
 
 
+class Relocation(Protocol):
+    """An exclusive job in which a copy in another data directory replaces the log (R85)."""
+
+    def begin(self) -> None:
+        """Freeze the log. Called on the loop when no other job uses the log. Raises StorageError, OSError."""
+        ...
+
+    def run(self) -> None:
+        """Complete the copy. Called in the executor. Raises StorageError, OSError."""
+        ...
+
+    def finish(self) -> Log:
+        """Return the copy, which replaces the log. Called on the loop after ``run``."""
+        ...
+
+    def give_up(self, error: Exception) -> None:
+        """Unfreeze the log. Called on the loop if the job failed or was dropped."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Relocating:
+    work: Relocation
+    future: Future[None] | None = None  #: None until the work has begun
+
+
 @dataclass(slots=True, eq=False)
 class _Deletion:
     """A job that moves the log start, or replaces segments by a compacted one.
@@ -104,7 +130,8 @@ class HostedPartition:
     """One partition on this broker, with its log, its role and its disk jobs.
 
     Invariants: only a leader has watchers (followers on other brokers that are notified of appends and of a
-    new high watermark). Only a follower has an exclusive job. While the job runs, no sync or deletion does.
+    new high watermark). Only a follower has an exclusive job, apart from relocations. While the job runs, no
+    sync or deletion does.
     """
 
     __slots__ = (
@@ -114,6 +141,7 @@ class HostedPartition:
         "_unread_bytes",
         "_waiters",
         "_watchers",
+        "is_moving",
         "key",
         "listener",
         "lost_records",
@@ -136,6 +164,8 @@ class HostedPartition:
         self.on_interrupted: Callable[[], None] = lambda: None
         #: Called when the log has gone offline for another reason.
         self.on_disk_failed: Callable[[], None] = lambda: None
+        #: Whether a copy of the log is made in another data directory, so that no compaction may change it.
+        self.is_moving = False
         self.reported_epoch = NO_EPOCH  #: the leader epoch of the last position reported to a leader
         self.lost_records = 0  #: committed records truncated after unclean elections, in this process (R49)
         self._watchers: dict[int, Watcher] = {}  # by node id of the follower
@@ -145,7 +175,7 @@ class HostedPartition:
         self._scheduler = scheduler
         # The bytes that were appended since the high watermark was last at the log end.
         self._unread_bytes = _UNKNOWN_BYTES
-        self._disk: DiskWork[_Exclusive, _Deletion] = DiskWork()
+        self._disk: DiskWork[_Exclusive | _Relocating, _Deletion] = DiskWork()
 
     def __str__(self) -> str:
         return str(self.key)
@@ -210,6 +240,10 @@ class HostedPartition:
     def is_busy(self) -> bool:
         """Whether an exclusive job waits or runs, so that the log must not be used."""
         return self._disk.exclusive is not None
+
+    def uses(self, log: Log) -> bool:
+        """Whether ``log`` is still the log of the partition."""
+        return self.partition.log is log
 
     def idle_log(self) -> Log | None:
         """Return the log for maintenance, or None if it is offline or a disk job may change it."""
@@ -463,9 +497,42 @@ class HostedPartition:
             self.on_high_watermark_moved()
         return step.next_fetch(is_synced_only=is_synced_only)
 
-    def _start_exclusive(self, job: _Exclusive) -> NextFetch | Exception | None:
+    def relocate(self, work: Relocation) -> bool:
+        """Replace the log by a nearly complete copy, as soon as no sync round uses it (R85). Return False if
+        other work prevents that now."""
+        if not self._disk.may_add_exclusive or self._disk.is_deleting:
+            return False
+        job = _Relocating(work)
+        if self._disk.add_exclusive(job) is job:
+            self._start_exclusive(job)
+        return True
+
+    def _end_relocation(self, job: _Relocating, error: BaseException | None) -> None:
+        if isinstance(error, _REFUSALS):
+            job.work.give_up(error)
+            return
+        if error is not None:
+            raise error
+        is_higher = self.partition.replace_log(job.work.finish())
+        if self.partition.is_leader:
+            self._waiters.on_synced(self.key, self.partition.log.synced_end_offset)
+            if is_higher:
+                self.on_high_watermark_moved()
+
+    def _start_exclusive(self, job: _Exclusive | _Relocating) -> NextFetch | Exception | None:
         """Run the exclusive job. Return its outcome if it has already ended, else None."""
-        future = job.future = self._scheduler.submit(job.run)
+        future: Future[Any]
+        if isinstance(job, _Relocating):
+            try:
+                job.work.begin()
+            except _REFUSALS as error:
+                following = self._disk.end_exclusive()
+                job.work.give_up(error)
+                self._start_deletion(following)
+                return NextFetch.NOW
+            future = job.future = self._scheduler.submit(job.work.run)
+        else:
+            future = job.future = self._scheduler.submit(job.run)
         if future.done():
             return self._end_exclusive(job, self._disk.end_exclusive())
         future.add_done_callback(
@@ -473,13 +540,20 @@ class HostedPartition:
         )
         return None
 
-    def _on_exclusive_run(self, job: _Exclusive) -> None:
+    def _on_exclusive_run(self, job: _Exclusive | _Relocating) -> None:
         if self._disk.exclusive is job:
             self._notify(self._end_exclusive(job, self._disk.end_exclusive()))
 
-    def _end_exclusive(self, job: _Exclusive, following: _Deletion | None) -> NextFetch | Exception:
+    def _end_exclusive(
+        self, job: _Exclusive | _Relocating, following: _Deletion | None
+    ) -> NextFetch | Exception:
         assert job.future is not None
         error = job.future.exception()
+        if isinstance(job, _Relocating):
+            self._end_relocation(job, error)
+            self._sync_rest()
+            self._start_deletion(following)
+            return NextFetch.NOW
         self._check_offline()
         self._sync_rest()
         self._start_deletion(following)
@@ -516,8 +590,9 @@ class HostedPartition:
 
     def delete_before(self, offset: int, then: Callable[[Exception | None], None]) -> None:
         """Move the log start to ``offset`` durably, then call ``then`` with the error, or with None."""
-        log = self.partition.log
-        self._add_deletion(_Deletion(partial(log.begin_delete, offset), self._finish_delete, then))
+        self._add_deletion(
+            _Deletion(lambda: self.partition.log.begin_delete(offset), self._finish_delete, then)
+        )
 
     def _finish_delete(self, work: StateWork, failure: Exception | None) -> None:
         self.partition.log.finish_delete(work, failure)
@@ -527,6 +602,9 @@ class HostedPartition:
 
     def swap(self, work: SwapWork, then: Callable[[Exception | None], None]) -> None:
         """Replace segments by a compacted one if ``work`` is still valid. Call ``then`` (error or None)."""
+        if self.is_moving:
+            then(NotLeaderOrFollowerError(f"the log of {self.key} moves to another disk"))
+            return
         log = self.partition.log
         self._add_deletion(_Deletion(partial(log.begin_swap, work), log.finish_swap, then))
 
@@ -591,6 +669,8 @@ class HostedPartition:
         if exclusive is not None:
             if _has_begun(exclusive.future):
                 self._notify(self._end_exclusive(exclusive, None))
+            elif isinstance(exclusive, _Relocating):
+                exclusive.work.give_up(StorageError(f"the role of {self.key} changes"))
             else:
                 self._notify(StorageError(f"a response for {self.key} was not applied: its role changes"))
 

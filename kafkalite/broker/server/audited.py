@@ -117,6 +117,7 @@ _DESCRIPTIONS: Final[Mapping[int, _Description]] = MappingProxyType(
         ApiKey.ALTER_PARTITION_REASSIGNMENTS: _Description(
             _partitions, _partition, lambda item: f"replicas {item.replicas}"
         ),
+        ApiKey.ALTER_REPLICA_LOG_DIRS: _Description(_partitions, _partition, lambda item: f"to {item.path}"),
         ApiKey.ELECT_LEADERS: _Description(_partitions, _partition),
         ApiKey.ALTER_CLIENT_QUOTAS: _Description(lambda m: m.entries, _quota_entity, _quotas),
         ApiKey.CREATE_ACLS: _Description(lambda m: m.acls, _rule),

@@ -578,6 +578,28 @@ class Admin:
         except LocalProtocolError:  # a broker of an earlier version
             return await self._call_every_broker(messages.DescribeLogDirsRequest(names))
 
+    async def alter_replica_log_dirs(
+        self, node_id: int, paths: Mapping[TopicPartition, str], *, return_exceptions: bool = False
+    ) -> dict[TopicPartition, Any]:
+        """Begin to move logs of a broker to other data directories of it: {partition: path} (KIP-113).
+
+        ``describe_directories`` shows the copies, and the log in its new directory when the move is complete.
+        The path of the directory that has the log cancels its move. A move ends with the broker's process.
+        Raises LogDirNotFoundError, NotLeaderOrFollowerError (no replica there), KafkaStorageError (the log is
+        offline).
+        """
+        items = [
+            messages.ReplicaLogDir(*checked_partition(tp), checked_name("path", path))
+            for tp, path in paths.items()
+        ]
+        request = messages.AlterReplicaLogDirsRequest(items)
+        response = await self._call(request, node_id=checked_int("node_id", node_id))
+        results = {
+            TopicPartition(one.topic, one.partition): _error_of(one, f"{one.topic}-{one.partition}")
+            for one in response.partitions
+        }
+        return _results(results, return_exceptions)
+
     # --- access control and users ------------------------------------------------------------------------
 
     async def create_acls(self, acls: Iterable[AclBinding]) -> None:

@@ -37,6 +37,7 @@ class Admin(Twin[async_admin.Admin]):
     controlled_shutdown = blocking(async_admin.Admin.controlled_shutdown)
     describe_log_dirs = blocking(async_admin.Admin.describe_log_dirs)
     describe_directories = blocking(async_admin.Admin.describe_directories)
+    alter_replica_log_dirs = blocking(async_admin.Admin.alter_replica_log_dirs)
 
     create_acls = blocking(async_admin.Admin.create_acls)
     describe_acls = blocking(async_admin.Admin.describe_acls)

@@ -213,6 +213,18 @@ class DescribeLogDirsResponseV1(DescribeLogDirsResponse):
     directories: list[LogDirectory]  #: in the order of log.dirs, those that could not be opened last
 
 
+class ReplicaLogDir(PartitionItem):
+    path: str  #: the data directory to which the log moves; the one that it is in: cancel its move
+
+
+class AlterReplicaLogDirsRequest(Struct):
+    partitions: Distinct[ReplicaLogDir]
+
+
+class AlterReplicaLogDirsResponse(ApiResponse):
+    partitions: list[PartitionResult]
+
+
 class ElectionPartition(PartitionItem):
     pass
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kafkalite.client.admin.cluster_health import ClusterView, RequestedState, look_from, unmet_conditions
-from kafkalite.errors import KafkaliteError
+from kafkalite.errors import ClientError, KafkaliteError
 from kafkalite.parent_pipe import PARENT_PIPE, stdin_for_children
 from kafkalite.testing.proxy import FaultyProxy, Link, client_id_of
 from kafkalite.transport.free_ports import ReservedPorts
@@ -266,18 +266,28 @@ class ProcessCluster:
         self._proxies[kind, node_id] = proxy
         return proxy.address
 
+    def _node(self, node_id: int) -> ServerProcess:
+        """Return a node. Raises ClientError for an unknown id."""
+        if node_id not in self.nodes:
+            known = ", ".join(map(str, self.nodes))
+            raise ClientError(f"there is no node {node_id!r}", hint=f"the nodes of the cluster: {known}")
+        return self.nodes[node_id]
+
     async def start_node(self, node_id: int, *flags: str) -> None:
-        await self.nodes[node_id].start(*flags)
+        """Start the process of a node. Raises ClientError for an unknown id, as all methods do that take
+        one."""
+        await self._node(node_id).start(*flags)
 
     async def kill(self, *node_ids: int) -> None:
         """Kill the nodes at the same time by SIGKILL."""
-        for node_id in node_ids:
-            self.nodes[node_id].send_signal(signal.SIGKILL)
-        await asyncio.gather(*(self.nodes[node_id].end(signal.SIGKILL) for node_id in node_ids))
+        nodes = [self._node(node_id) for node_id in node_ids]
+        for node in nodes:
+            node.send_signal(signal.SIGKILL)
+        await asyncio.gather(*(node.end(signal.SIGKILL) for node in nodes))
 
     async def terminate(self, node_id: int) -> int:
         """Shut the node down by SIGTERM and return its exit code."""
-        return await self.nodes[node_id].end(signal.SIGTERM)
+        return await self._node(node_id).end(signal.SIGTERM)
 
     async def restart(self, node_id: int) -> None:
         """Call ``terminate`` and ``start_node``."""
@@ -286,11 +296,11 @@ class ProcessCluster:
 
     def pause(self, node_id: int) -> None:
         """Pause the process by SIGSTOP. Its connections stay open."""
-        self.nodes[node_id].send_signal(signal.SIGSTOP)
+        self._node(node_id).send_signal(signal.SIGSTOP)
         self.nodes[node_id].is_paused = True
 
     def resume(self, node_id: int) -> None:
-        self.nodes[node_id].send_signal(signal.SIGCONT)
+        self._node(node_id).send_signal(signal.SIGCONT)
         self.nodes[node_id].is_paused = False
 
     def links(self, source: int, target: int) -> list[Link]:
@@ -334,7 +344,7 @@ class ProcessCluster:
     async def view(self, node_id: int | None = None) -> ClusterView:
         """Return the cluster's state according to ``node_id`` (None: any running broker). Raises
         KafkaliteError."""
-        addresses = self.running_addresses if node_id is None else [self.nodes[node_id].address]
+        addresses = self.running_addresses if node_id is None else [self._node(node_id).address]
         return await look_from(addresses, timeout_ms=_ANSWER_MS)
 
     async def _looked_at(self, requested: RequestedState) -> tuple[ClusterView, list[str]]:

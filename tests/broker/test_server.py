@@ -863,6 +863,23 @@ def test_a_frame_that_drips_is_reaped(peer: Peer, server: Server, clock: Virtual
     assert peer.transport.is_aborted
 
 
+def test_a_frame_that_drips_between_pauses_of_the_reading_is_reaped(
+    peer: Peer, server: Server, clock: VirtualClock
+) -> None:
+    """Only the time during which the connection was read counts, but a pause does not begin it again."""
+    peer.receive((30).to_bytes(4, "big"))
+    _reap(server, clock, REAP_INTERVAL_MS)
+    passes = 0
+    while not peer.transport.is_aborted and passes < 3 * FRAME_DEADLINE_MS // REAP_INTERVAL_MS:
+        passes += 1
+        peer.receive(b"\x00" * (passes % 4 == 0))
+        peer.connection._is_reading = passes % 2 == 0  # as while other connections take turns
+        _reap(server, clock, REAP_INTERVAL_MS)
+        peer.connection._is_reading = True
+    assert peer.transport.is_aborted
+    assert 1.5 < passes * REAP_INTERVAL_MS / FRAME_DEADLINE_MS < 2.5
+
+
 async def test_a_large_frame_gets_time_as_long_as_it_moves(
     new_server: Callable[..., Server], clock: VirtualClock
 ) -> None:

@@ -197,6 +197,25 @@ async def test_s24_a_large_request_delays_others_by_one_step(
     assert seen == [PARTITIONS_PER_TURN] * 3 + [7]
 
 
+async def test_s24_metadata_of_few_topics_with_many_partitions_is_served_in_turns(
+    wire: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns_taken: list[object] = []
+
+    class Counted(InTurns):
+        def _step(self) -> None:
+            turns_taken.append(None)
+            super()._step()
+
+    monkeypatch.setattr(metadata_handler, "InTurns", Counted)
+    monkeypatch.setattr(metadata_handler, "TOPICS_PER_TURN", COUNT // 2)
+    for topics in (None, ["t", "missing"]):
+        turns_taken.clear()
+        answer = await wire.call(metadata.MetadataRequest(topics, False))
+        assert len(answer.topics[0].partitions) == COUNT
+        assert len(turns_taken) == 2
+
+
 @pytest.mark.parametrize("creates", [False, True])
 async def test_s24_metadata_of_many_topics_takes_many_steps(
     broker: Broker, wire: WireClient, monkeypatch: pytest.MonkeyPatch, creates: bool

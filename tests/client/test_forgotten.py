@@ -81,6 +81,33 @@ def test_a_producer_of_a_closed_loop_names_its_mistake(broker: sync.Broker) -> N
     assert _run(broker, program) == ("", 0)
 
 
+@pytest.mark.parametrize("call", ["send('t', b'y')", "send_many('t', [b'y'])", "send('t', b'y', key=b'k')"])
+def test_a_producer_that_has_sent_before_its_loop_was_closed_names_its_mistake(
+    broker: sync.Broker, call: str
+) -> None:
+    program = f"""
+        import asyncio, gc, sys, kafkalite
+
+        async def open_and_send():
+            producer = await kafkalite.Producer(sys.argv[1]).start()
+            await producer.send("t", b"x")
+            return producer
+
+        loop = asyncio.new_event_loop()
+        producer = loop.run_until_complete(open_and_send())
+        loop.close()
+        for _ in range(2):
+            try:
+                asyncio.run(producer.{call})
+            except kafkalite.errors.ClientClosedError as error:
+                assert "the event loop in which this client was opened is closed" in str(error)
+            else:
+                raise SystemExit("it was sent")
+        gc.collect()
+    """
+    assert _run(broker, program)[1] == 1
+
+
 def test_records_without_a_partition_are_reported_by_topic() -> None:
     text = str(DeliveryFailedError({("t", -1): 2, ("u", 0): 1}, ClientClosedError("closed")))
     assert text.startswith("3 records were not delivered (t: 2, u-0: 1); the first error: closed")

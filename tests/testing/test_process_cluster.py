@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalite.errors import ListenError
+from kafkalite.errors import ClientError, ListenError
 from kafkalite.testing import ProcessCluster
 from kafkalite.testing.process_cluster import NodeFailedError
 from kafkalite.transport import free_ports as module
@@ -48,6 +48,16 @@ async def test_reserved_ports_are_free_for_their_servers_alone(monkeypatch: pyte
         await server.wait_closed()
     reserved.close()
     assert free_ports(1) == [first]
+
+
+async def test_an_unknown_node_is_named(tmp_path: Path) -> None:
+    cluster = ProcessCluster(tmp_path, brokers=1)
+    for call in (cluster.kill(7), cluster.restart(7), cluster.start_node(7), cluster.view(7)):
+        with pytest.raises(ClientError, match="there is no node 7"):
+            await call
+    for pause in (cluster.pause, cluster.resume):
+        with pytest.raises(ClientError, match="there is no node 7"):
+            pause(7)
 
 
 async def test_a_node_that_cannot_start_raises_with_its_log(tmp_path: Path) -> None:

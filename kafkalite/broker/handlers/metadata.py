@@ -77,9 +77,8 @@ def metadata(services: Services, request: Request, client: Client) -> HandlerRes
     KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (too many commands wait).
     """
     message: MetadataRequest = request.message
-    count = len(services.controller.image.topics if message.topics is None else message.topics)
     steps = _steps(services, request, client)
-    if count <= TOPICS_PER_TURN:
+    if _size(services.controller.image, message) <= TOPICS_PER_TURN:
         result: HandlerResult = finished(steps)
         return result
     if message.topics is None or not _may_create(services, message):
@@ -87,13 +86,29 @@ def metadata(services: Services, request: Request, client: Client) -> HandlerRes
     return _run(steps)
 
 
+def _size(image: ClusterImage, message: MetadataRequest) -> int:
+    """Return the number of names in a request, and of partitions in its response."""
+    if message.topics is None:
+        return sum([1 + len(topic.partitions) for topic in image.topics.values()])
+    if len(message.topics) > TOPICS_PER_TURN:
+        return len(message.topics)
+    found = [image.topics.get(name) for name in message.topics]
+    return len(found) + sum([len(topic.partitions) for topic in found if topic is not None])
+
+
 async def _run(steps: Generator[None, None, Response | Coroutine[Any, Any, Response]]) -> Response:
     """Take the steps in turns with other work (S24), then create topics if necessary."""
+    end = await _ended(steps)
+    return end if isinstance(end, Reply) else await end
+
+
+async def _ended(steps: Generator[None, None, Any]) -> Any:
+    """Take the steps in turns with other work (S24), and return their result."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            return end.value if isinstance(end.value, Reply) else await end.value
+            return end.value
         await asyncio.sleep(0)
 
 
@@ -152,7 +167,7 @@ async def _create_and_describe(
         if topic.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             refused[topic.name] = Outcome(topic.error_code, topic.error_message)
     image = services.controller.image
-    return Reply(finished(_describe_topics(services, client, image, names, refused)))
+    return Reply(await _ended(_describe_topics(services, client, image, names, refused)))
 
 
 def _describe_topics(

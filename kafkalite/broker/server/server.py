@@ -152,6 +152,7 @@ class Connection(SecuredProtocol):
         self._made_ms = self._moved_ms = server.clock.monotonic_ms()
         self._transferred = (0, 0)  # received and unsent bytes at the last pass of the reaper
         self._frame_ms: int | None = None  # when the current frame was first seen incomplete
+        self._checked_ms = 0  # when ``overdue`` was last called
         self._frame_requests = self._frame_bytes = 0  # received when it was first seen incomplete
         self._advertised = advertised
         self._listener = listener
@@ -749,8 +750,12 @@ class Connection(SecuredProtocol):
                 return f"no handshake in {HANDSHAKE_DEADLINE_MS} ms"
             if not self._has_proof:
                 return f"no {'proof' if self._login is None else 'login'} in {HANDSHAKE_DEADLINE_MS} ms"
-        if not self._is_reading or not self._is_mid_frame():
+        checked_ms, self._checked_ms = self._checked_ms, now_ms
+        if not self._is_mid_frame():
             self._frame_ms = None
+        elif not self._is_reading:
+            if self._frame_ms is not None:  # the time without reading does not count
+                self._frame_ms += now_ms - checked_ms
         elif self._frame_ms is None or self._frame_requests != self.received_requests:
             self._frame_ms, self._frame_requests = now_ms, self.received_requests
             self._frame_bytes = self.received_bytes

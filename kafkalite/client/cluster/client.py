@@ -60,6 +60,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def closed_loop_error() -> ClientClosedError:
+    """Return the error of a client whose event loop was closed before the client."""
+    return ClientClosedError(
+        "the event loop in which this client was opened is closed",
+        hint="open, use and close a client in the same event loop",
+    )
+
+
 class Purpose(enum.IntEnum):
     """The purpose of a connection. A client has at most one connection per broker and purpose."""
 
@@ -293,10 +301,7 @@ class ClusterClient:
         assert self._loop is not None, "start() first"
         if self._loop.is_closed():
             coroutine.close()
-            raise ClientClosedError(
-                "the event loop in which this client was opened is closed",
-                hint="open, use and close a client in the same event loop",
-            )
+            raise closed_loop_error()
         task = self._loop.create_task(coroutine)
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # the owner reports a missing close()
         self._tasks[task] = None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from kafkalite.client.cluster.client import ClusterClient
+from kafkalite.client.cluster.client import ClusterClient, closed_loop_error
 from kafkalite.client.cluster.connection import Connection
 from kafkalite.client.cluster.retry import is_retriable, needs_metadata
 from kafkalite.client.cluster.signal import Signal, wake
@@ -188,8 +188,15 @@ class Sender:
         self.drain()
 
     def drain(self) -> None:
-        """Send the batches that are due, if connections accept them, and set the timer for the rest."""
+        """Send the batches that are due, if connections accept them, and set the timer for the rest.
+
+        Raises ClientClosedError, and fails all batches with it, if the client's event loop was closed.
+        """
         accumulator = self.accumulator
+        if self._loop is not None and self._loop.is_closed():
+            error = closed_loop_error()
+            accumulator.abort_all(error, self.now_ms())
+            raise error
         ready = accumulator.ready
         if len(ready) == 1:
             for queue in ready:

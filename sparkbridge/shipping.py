@@ -38,6 +38,7 @@ def install(spark: Any) -> None:
     from pyspark import SparkFiles
 
     from sparkbridge.datasource import KafkaliteDataSource
+    from sparkbridge.local.spark_session import share_environment
 
     context = getattr(spark, "_sc", None)
     if context is None:
@@ -53,6 +54,7 @@ def install(spark: Any) -> None:
         pack(shipped)
         context.addPyFile(str(shipped))
     spark.dataSource.register(KafkaliteDataSource)
+    share_environment(spark)
 
 
 def pack(archive: Path) -> None:

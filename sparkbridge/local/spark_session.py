@@ -184,11 +184,11 @@ def session(
                 raise SparkStartError("Spark can't start here", hint="; ".join(missing)) from None
             raise
     activate(spark)
-    _share_environment(spark)
+    share_environment(spark)
     return spark
 
 
-def _share_environment(spark: Any) -> None:
+def share_environment(spark: Any) -> None:
     """Add STREAM_VARIABLES to the environment of the source's workers before a query starts.
 
     In Spark 4.3 all streams of a data source add them to one Scala map that has no lock. If two queries that
@@ -199,8 +199,10 @@ def _share_environment(spark: Any) -> None:
     if not hasattr(spark, "_jsparkSession"):
         return
     from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
-    with contextlib.suppress(Py4JError, TypeError):  # other versions of Spark may have other internals
+    # Workers may have no package before ``install``, and other versions of Spark may have other internals.
+    with contextlib.suppress(PySparkException, Py4JError, TypeError):
         environment = environment_of_workers(spark)
         for name in STREAM_VARIABLES:
             environment.putIfAbsent(name, "")
@@ -209,7 +211,7 @@ def _share_environment(spark: Any) -> None:
 def environment_of_workers(spark: Any) -> Any:
     """Return the environment, a map in the JVM, of the workers that plan and read the format kafkalite.
 
-    Raises Py4JError if Spark does not find the format.
+    Raises PySparkException if Spark does not find the format.
     """
     manager = spark._jsparkSession.sessionState().dataSourceManager()
     return manager.lookupDataSource("kafkalite").dataSourceCls().envVars()

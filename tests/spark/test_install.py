@@ -22,6 +22,7 @@ DRIVER = """
 import sys
 import sparkbridge
 from sparkbridge import install, session
+from sparkbridge.local.spark_session import STREAM_VARIABLES, environment_of_workers
 
 servers, topic, master, checkpoint, shipped = sys.argv[1:]
 spark = session("shipped", master=master, is_short_lived=True, settings={"spark.log.level": "OFF"})
@@ -42,6 +43,7 @@ else:
 
 install(spark)
 install(spark)
+assert set(environment_of_workers(spark)) >= set(STREAM_VARIABLES)
 print("batch", source(spark.read).count())
 rows = []
 query = source(spark.readStream).writeStream.foreachBatch(lambda batch, _: rows.append(batch.count()))

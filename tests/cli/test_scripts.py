@@ -145,7 +145,7 @@ def test_quickstart_and_test_pass_their_arguments(checkout: Path, tmp_path: Path
     _, calls = run(checkout, str(checkout / "bin/test"), "-k", "x", cwd=tmp_path)
     assert calls[-1] == f"{checkout}: -m pytest -k x"
     _, calls = run(checkout, str(checkout / "bin/test"), cwd=tmp_path)
-    assert calls[-1] == f"{checkout}: -m pytest -n 3 -m not deployment"
+    assert calls[-1] == f"{checkout}: -m pytest -n 4 -m not deployment"
 
 
 def test_the_dev_cluster_is_kl_dev_with_a_place_for_its_data(checkout: Path, tmp_path: Path) -> None:

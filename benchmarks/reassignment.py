@@ -58,7 +58,14 @@ async def _fill(nodes: Nodes, topic: str, partitions: int, size_bytes: int) -> N
             await producer.send_many(topic, VALUES, partition=number % partitions)
 
 
-async def _move(nodes: Nodes, admin: Admin, topic: str, partitions: int, *options: str) -> float:
+async def _move(
+    nodes: Nodes,
+    admin: Admin,
+    topic: str,
+    partitions: int,
+    *options: str,
+    on_begun: Callable[[], object] = lambda: None,
+) -> float:
     """Move the topic from SOURCE to TARGET with kl. Return the seconds while moves were in progress."""
     plan = {
         "partitions": [
@@ -85,7 +92,8 @@ async def _move(nodes: Nodes, admin: Admin, topic: str, partitions: int, *option
         return not await admin.list_partition_reassignments()
 
     await until(has_begun, "the beginning of the moves", limit_s=30, pause_s=0.002)
-    seconds = await until(is_complete, "the end of the moves", limit_s=3_600, pause_s=0.02)
+    on_begun()
+    seconds = await until(is_complete, "the end of the moves", limit_s=3_600, pause_s=0.1)
     _, said = await process.communicate()
     assert process.returncode == 0, said.decode()
     assert await _is_at(admin, topic, TARGET)
@@ -118,9 +126,12 @@ async def _throttled(path: str) -> list[Row]:
         expected_s = size_bytes / RATE
         end = time.perf_counter() + expected_s
         before = await _latencies(nodes, lambda: time.perf_counter() > end)
+        begun = asyncio.Event()
+        options = ("--throttle", str(RATE))
         moving = asyncio.create_task(
-            _move(nodes, admin, "moved", THROTTLED_PARTITIONS, "--throttle", str(RATE))
+            _move(nodes, admin, "moved", THROTTLED_PARTITIONS, *options, on_begun=begun.set)
         )
+        await begun.wait()
         during = await _latencies(nodes, moving.done)
         rate = size_bytes / await moving
     p99_before, p99 = percentile(before, 0.99), percentile(during, 0.99)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Final
 
-LIMIT_S: Final = 20.0
+LIMIT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.0005
 _LAST_PAUSE_S: Final = 0.02
 

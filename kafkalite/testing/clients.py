@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kafkalite.client.consumer.consumer import Consumer
     from kafkalite.client.producer.producer import Producer
 
-READ_TIMEOUT_MS: Final = 10_000
+READ_TIMEOUT_MS: Final = 30_000
 READ_SLICE_MS: Final = 50
 
 

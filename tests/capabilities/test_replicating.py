@@ -264,7 +264,7 @@ async def test_leaders_are_spread_over_the_brokers_and_return_to_theirs() -> Non
             was for was in before if was != 3
         ], "the others stay where they were"
         await cluster.start(3)
-        await cluster.wait_until(lambda: leaders() == before, timeout_ms=15_000, what=f"leaders {before}")
+        await cluster.wait_until(lambda: leaders() == before, what=f"leaders {before}")
 
 
 @pytest.mark.parametrize("acks", [1, "all"])

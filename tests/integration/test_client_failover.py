@@ -45,7 +45,6 @@ async def _kill_leaders(cluster: Cluster, rounds: int, *, crash: bool, pause_s: 
         await (cluster.crash(victim) if crash else cluster.kill(victim))
         await cluster.wait_until(
             lambda victim=victim: all(cluster.leader("t", p) not in {victim, -1} for p in range(3)),  # type: ignore[misc]
-            timeout_ms=15_000,
             what=f"leaders other than {victim}",
         )
         await asyncio.sleep(pause_s)
@@ -54,7 +53,6 @@ async def _kill_leaders(cluster: Cluster, rounds: int, *, crash: bool, pause_s: 
             lambda victim=victim: all(  # type: ignore[misc]
                 victim in state.isr for state in _partitions(cluster)
             ),
-            timeout_ms=20_000,
             what=f"{victim} in every ISR",
         )
 
@@ -117,9 +115,7 @@ async def test_a_consumer_reads_on_across_fail_overs() -> None:
             sent = Counter(delivery.batch.partition for delivery in await sending)
             await producer.flush()
             ends = await consumer.end_offsets([TopicPartition("t", p) for p in range(3)])
-            await cluster.wait_until(
-                lambda: all(len(seen[tp.partition]) >= end for tp, end in ends.items()), timeout_ms=10_000
-            )
+            await cluster.wait_until(lambda: all(len(seen[tp.partition]) >= end for tp, end in ends.items()))
             reading.cancel()
         for partition, offsets in seen.items():
             assert offsets == list(range(sent[partition])), "no record skipped, none given twice"

@@ -195,7 +195,7 @@ async def test_a_slow_follower_leaves_the_isr_and_comes_back(batch_of: Make) -> 
         await cluster.wait_until(lambda: slow not in isr(cluster))
         assert (await produce(cluster, leader, batch_of(b"2"))).error_code == 0
         cluster.intercept(ApiKey.REPLICA_FETCH, None, node_id=leader)
-        await cluster.wait_until(lambda: slow in isr(cluster), timeout_ms=20_000)
+        await cluster.wait_until(lambda: slow in isr(cluster))
         assert_identical(cluster)
 
 

@@ -171,8 +171,9 @@ def test_applied_moves_reach_the_stated_distribution(kl: Kl) -> None:
             if cluster.leader("t", number) == first:
                 cluster.produce("t", [bytes(100_000)] * 3, partition=number)
         command = ("cluster", "balance", "--by", "bytes", "-b", servers)
-        applied = kl(*command, "--apply", "--yes", "-o", "json")
+        applied = kl(*command, "--apply", "--yes", "-o", "json", "--throttle", "100000000")
         assert applied.code == 0, applied.told
+        assert "the throttle is removed" in applied.told
         document = json.loads(applied.out)
         assert document["moves"]
         for move in document["moves"]:

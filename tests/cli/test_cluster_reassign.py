@@ -89,8 +89,10 @@ def test_a_broker_is_decommissioned(kl: Kl) -> None:
         asked = kl("cluster", "decommission", "3", *servers, stdin=b"n\n")
         assert asked.code == 1
         assert "remove it for ever?" in asked.told
-        done = kl("cluster", "decommission", "3", "-y", *servers)
+        done = kl("cluster", "decommission", "3", "-y", "--throttle", "100000000", *servers)
         assert done.code == 0, done.told
+        assert "the throttle is removed" in done.told
+        assert throttles(lambda *words: kl(*words, *servers), "t", 1) == {}
         assert done.text.endswith("node 3: removed; its id is retired\n")
         assert all(3 not in each for each in replicas(lambda *words: kl(*words, *servers), "t"))
         assert kl("cluster", "decommission", "3", "-y", *servers).code == 4
@@ -145,10 +147,14 @@ def test_nothing_is_planned_on_the_replicas_of_a_move(at: Kl, cluster: SyncClust
         ("topic", "alter", "busy", "-r", "2"),
         ("cluster", "reassign", "plan", "busy", "--brokers", str(other)),
         ("cluster", "decommission", str(home), "-y"),
+        ("cluster", "balance", "--apply", "-y"),
     ):
         refused = at(*command)
         assert (refused.code, refused.text) == (9, ""), refused.told
         assert "busy-0: being moved already; nothing was changed" in refused.told
+    dry = at("cluster", "balance")
+    assert dry.code == 0
+    assert "busy-0: being moved now, and planned with the replicas before and after together" in dry.told
     assert at("cluster", "reassign", "cancel", "busy").code == 0
     assert at("cluster", "reassign", "plan", "busy", "--brokers", str(other)).code == 0
     cluster.start(away)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from proof.sim.throttles import ends_with_its_option, moves_at_the_rate, run, writes_while_throttled
+from proof.sim.throttles import (
+    ends_with_its_option,
+    moves_at_the_rate,
+    run,
+    writes_to_a_moving_partition,
+    writes_while_throttled,
+)
 
 BOTH = ("leader", "follower")
 
@@ -22,3 +28,7 @@ def test_replicas_in_sync_are_never_throttled(sides: tuple[str, ...]) -> None:
 
 def test_a_move_goes_on_when_its_throttle_is_removed() -> None:
     assert run(ends_with_its_option) is None
+
+
+def test_no_client_waits_for_a_throttled_replica_that_joins() -> None:
+    assert run(writes_to_a_moving_partition) is None

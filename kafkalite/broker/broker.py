@@ -251,6 +251,12 @@ class Broker:
         return self._services.coordinators
 
     @property
+    def mover(self) -> LogMover:
+        """Return the object that moves logs between data directories, for tests and tools in the same
+        process."""
+        return self._services.mover
+
+    @property
     def housekeeping(self) -> Housekeeping:
         """Return the object that runs the periodic passes, for tests and tools in the same process."""
         return self._housekeeping

@@ -79,6 +79,7 @@ class LogDirs:
         self.are_several = False  #: whether the node has, or had, further directories
         self._unopened: dict[str, str] = {}  #: by path: why a directory could not be opened
         self._known: list[KnownDirectory] = []  #: the further directories in the file ``log-dirs``
+        self._is_list_damaged = False
         #: Directories of which nothing is left: another directory, or none, is in the place of each.
         self._lost: list[KnownDirectory] = []
         self._older: set[str] = set()  #: the paths of directories that may be older copies
@@ -138,6 +139,8 @@ class LogDirs:
             used[directory_id] = KnownDirectory(directory_id, starts, path)
         missing = [one for one in known.values() if one.directory_id not in used]
         self._lost = [one for one in missing if one.path not in self._unopened]
+        if self._is_list_damaged:  # any directory may have been lost
+            self._lost.append(KnownDirectory("unknown", 0, "unknown"))
         for one in self._lost:
             logger.error(
                 "data directory lost %s",
@@ -200,6 +203,7 @@ class LogDirs:
             return decode_log_dirs(self._fs.read_bytes(path), path)
         except (CorruptLogError, ValueError) as error:
             logger.error("list of data directories is unreadable %s", Fields(path=path, error=error))
+            self._is_list_damaged = True
             return []
 
     def _write_known(self, known: list[KnownDirectory]) -> None:

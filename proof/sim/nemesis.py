@@ -225,6 +225,21 @@ class Nemesis:
         await asyncio.sleep(self._duration_s())
         self._start_again(node)
 
+    async def _replace_second_disk(self) -> None:
+        node = self._target()
+        if self._disk_losses >= self.plan.disk_losses or not node.is_broker:
+            return
+        self._disk_losses += 1
+        node.replace_second_disk()
+        self.simulation.probe("second-disk-replaced")
+        await asyncio.sleep(self._duration_s())
+        self._start_again(node)
+
+    async def _move_log(self) -> None:
+        node = self._running_target()
+        if node is not None and node.is_broker and node.host.process is not None:
+            self.simulation.loop.spawn(node.host.process, node.move_log(self.rng.randrange), "move")
+
     async def _power_loss_all(self) -> None:
         for node in self.nodes:
             node.lose_power()

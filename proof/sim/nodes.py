@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from kafkalite.broker.broker import Broker
-from kafkalite.errors import StorageExhaustedError
+from kafkalite.errors import KafkaliteError, StorageExhaustedError
 from kafkalite.testing.sim.host import Host
 from kafkalite.testing.sim.loop import Process
 from kafkalite.testing.sim.simulation import Simulation, Violation
@@ -16,6 +17,7 @@ BROKER_PORT: Final = 9092
 CONTROLLER_PORT: Final = 9093
 FIRST_CONTROLLER_ID: Final = 101
 DATA_PATH: Final = "/data"
+SECOND_PATH: Final = "/second"  #: the second data directory of nodes with two
 CLUSTER_ID: Final = "simulated-cluster-0000"
 CLUSTER_SECRET: Final = "a secret of the simulation"
 
@@ -28,9 +30,16 @@ class SimNode:
     """
 
     def __init__(
-        self, simulation: Simulation, node_id: int, settings: Mapping[str, Any], *, is_broker: bool = True
+        self,
+        simulation: Simulation,
+        node_id: int,
+        settings: Mapping[str, Any],
+        *,
+        is_broker: bool = True,
+        disks: int = 1,
     ) -> None:
         self.simulation = simulation
+        self.log_dirs = ",".join((DATA_PATH, SECOND_PATH)[:disks])
         self.node_id = node_id
         self.is_broker = is_broker
         self.host: Host = simulation.host(f"{'b' if is_broker else 'k'}{node_id}")
@@ -83,7 +92,7 @@ class SimNode:
             executor=self.host.executor(),
             node_id=self.node_id,
             listeners=self.address,
-            log_dirs=DATA_PATH,
+            log_dirs=self.log_dirs,
             **(self.settings | ({"controller_quorum_rejoin": True} if self.is_rejoining else {})),
         )
         self.broker = broker
@@ -145,6 +154,24 @@ class SimNode:
         self.host.replace_disk()
         self.is_rejoining = True
 
+    def replace_second_disk(self) -> None:
+        """Cut the power and replace the second disk of a node with two."""
+        self.lose_power()
+        self.simulation.note(f"new second disk for {self.host}")
+        self.host.filesystem.replace_disk(SECOND_PATH)
+
+    async def move_log(self, choose: Callable[[int], int]) -> None:
+        """Begin to move one of the broker's logs to its other disk. ``choose`` returns a number below its
+        argument."""
+        broker = self.live
+        homes = [] if broker is None else broker.partitions.directories()
+        logs = [(tp, home.path) for home in homes for tp in home.logs]
+        if broker is not None and logs:
+            tp, path = logs[choose(len(logs))]
+            with suppress(KafkaliteError):  # the log is offline, or was removed
+                broker.mover.move(tp, SECOND_PATH if path == DATA_PATH else DATA_PATH)
+                self.simulation.probe("log-moves")
+
     def _gone(self) -> None:
         self.state = "down"
         self.broker = None
@@ -156,14 +183,15 @@ def rack_of(node_id: int) -> str:
 
 
 def make_nodes(
-    simulation: Simulation, count: int, settings: Mapping[str, Any], *, controllers: int = 0
+    simulation: Simulation, count: int, settings: Mapping[str, Any], *, controllers: int = 0, disks: int = 1
 ) -> list[SimNode]:
     """Return ``count`` brokers that are also controllers, or ``count`` brokers and separate controllers.
 
-    One broker without separate controllers is a single-node cluster and needs no quorum.
+    One broker without separate controllers is a single-node cluster and needs no quorum. ``disks``: the
+    number of data directories of each broker, 1 or 2.
     """
     brokers = [
-        SimNode(simulation, node_id, {"broker_rack": rack_of(node_id), **settings})
+        SimNode(simulation, node_id, {"broker_rack": rack_of(node_id), **settings}, disks=disks)
         for node_id in range(1, count + 1)
     ]
     if count == 1 and not controllers:

@@ -53,6 +53,7 @@ class Plan:
     brokers: int = 3
     controllers: int = 0  #: separate nodes; 0: the brokers are the controllers
     partitions: int = 2
+    disks: int = 1  #: data directories of each broker
     replication_factor: int = 3
     min_insync_replicas: int = 2
     durability: str = "fsync"
@@ -81,6 +82,7 @@ class Plan:
             "coordination": bool(self.load.group_readers + self.load.committed_readers),
             "compacts": self.compacts,
             "near": bool(self.load.racks),
+            "disks": self.disks > 1,
         }
         return [*self.faults, *(name for name, is_there in others.items() if is_there)]
 
@@ -90,7 +92,8 @@ class Plan:
             f"brokers={self.brokers}{f'+{self.controllers}' if self.controllers else ''}"
             f" partitions={self.partitions} rf={self.replication_factor}"
             f" min={self.min_insync_replicas} {self.durability}"
-            f"{' compacts' if self.compacts else ''}{' near' if self.load.racks else ''} faults={faults}"
+            f"{' disks' if self.disks > 1 else ''}{' compacts' if self.compacts else ''}"
+            f"{' near' if self.load.racks else ''} faults={faults}"
         )
 
 
@@ -130,6 +133,11 @@ def draw(
     if brokers > 1 and apart.random() < min(0.5 * boosts.get("near", 1.0), 0.95):
         plan.broker_settings["replica_selector_class"] = RACK_AWARE_SELECTOR
         plan.load.racks = tuple(map(rack_of, range(1, brokers + 1)))
+    if not rare and apart.random() < min(0.2 * boosts.get("disks", 1.0), 0.95):
+        plan.disks = 2
+        plan.faults["move_log"] = 6
+        if brokers > 1 and not page_cache:
+            plan.faults["replace_second_disk"] = 2
     if page_cache:
         # Acknowledged records are in the memory of min.insync.replicas brokers, so fewer brokers may lose
         # power.

@@ -140,7 +140,9 @@ class Scenario:
             spike_rate=plan.spike_rate,
             split_rate=plan.split_rate,
         )
-        self.nodes = make_nodes(simulation, plan.brokers, plan.broker_settings, controllers=plan.controllers)
+        self.nodes = make_nodes(
+            simulation, plan.brokers, plan.broker_settings, controllers=plan.controllers, disks=plan.disks
+        )
         keys = [TopicPartition(TOPIC, number) for number in range(plan.partitions)]
         self.workload = Workload(
             simulation, [node.address for node in self.nodes if node.is_broker], keys, plan.load

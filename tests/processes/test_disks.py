@@ -278,3 +278,39 @@ def damage_a_closed_segment(data: Path, partition: int) -> Path:
         stream.write(bytes(byte ^ 0xFF for byte in found))
         os.fsync(stream.fileno())
     return segments[0]
+
+
+async def test_a_failed_and_replaced_disk_of_two_takes_only_its_partitions(tmp_path: Path) -> None:
+    """R81, R82: other brokers lead the partitions on the lost disk, and fill the one that replaces it."""
+    disks = {number: tmp_path / f"second-{number}" for number in (1, 2, 3)}
+    on_two = {
+        number: {"log.dirs": f"{tmp_path}/nodes/node-{number},{disk}"} for number, disk in disks.items()
+    }
+    async with ProcessCluster(tmp_path / "nodes", node_settings=on_two) as cluster:
+        await create_topic(cluster)
+        async with (
+            Workload(lambda: cluster.bootstrap_servers, TOPIC, PARTITIONS) as load,
+            Admin(cluster.bootstrap_servers) as admin,
+        ):
+            await load.until_served(20)
+            lost = {one.name for one in disks[2].iterdir() if one.name.endswith(("-0", "-1", "-2"))}
+            assert lost
+            disks[2].rename(tmp_path / "away")
+            await eventually(lambda: "data directory failed" in cluster.nodes[2].log)
+
+            async def is_led_elsewhere() -> bool:
+                failed = (await admin.describe_directories([TOPIC]))[2][1]
+                (topic,) = await admin.describe_topics([TOPIC])
+                leaders = {one.partition: one.leader_id for one in topic.partitions}
+                return bool(failed.failure) and all(leaders[tp.partition] != 2 for tp in failed.size_bytes)
+
+            while not await is_led_elsewhere():
+                await asyncio.sleep(0.05)
+            await load.until_served(20)
+            assert cluster.nodes[2].process.returncode is None  # type: ignore[union-attr]
+            await cluster.kill(2)
+            await cluster.start_node(2)
+            await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
+            assert lost <= {one.name for one in disks[2].iterdir()}
+            await load.until_served(20)
+            await assert_nothing_is_lost(load)

@@ -234,6 +234,14 @@ class TestLostDirectory:
         again.close()
         assert damaged(open_dirs(fs)) == [3, 5]
 
+    def test_a_damaged_list_of_directories_hides_no_loss(self, fs: MemoryFileSystem) -> None:
+        dirs = open_dirs(fs)
+        fill(dirs)
+        dirs.close()
+        fs.replace_disk(B)
+        fs.write_atomically(f"{A}/{LOG_DIRS_FILE}", b"garbage")
+        assert damaged(open_dirs(fs)) == [1, 3, 5]
+
     def test_a_log_is_new_if_nothing_is_lost(self, fs: MemoryFileSystem) -> None:
         open_dirs(fs, wanted={}).close()
         dirs = open_dirs(fs)

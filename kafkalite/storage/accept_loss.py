@@ -113,7 +113,7 @@ def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None)
         marker = read_marker(fs, data_directory)
         session = LastSession(points.points, {} if marker is None else marker.ends, False)
         point = session.point_of(name)
-        if not fs.exists(directory) and point == RecoveryPoint():
+        if not fs.exists(directory) and point == RecoveryPoint() and name not in points.points:
             raise DataDirectoryError(
                 f"{directory} does not exist, and the data directory does not list such a log"
             )

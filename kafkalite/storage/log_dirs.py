@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kafkalite.errors import (
@@ -47,6 +48,7 @@ from kafkalite.storage.log_store import LogExchange, LogStore, read_identity
 
 logger = logging.getLogger(__name__)
 
+NOTHING_COMMITTED: Final[Mapping[tuple[str, int], int]] = MappingProxyType({})
 #: The size and the free bytes of a disk that cannot be asked.
 _UNKNOWN_SPACE: Final = Space(-1, -1)
 
@@ -310,8 +312,15 @@ class LogDirs:
         assert store is not None, f"{tp} is not loaded"
         return store
 
-    def load(self, logs: Mapping[TopicPartition, tuple[str, LogConfig]], *, are_all: bool = True) -> None:
-        """Open logs, and create missing ones, as ``LogStore.load`` does.
+    def load(
+        self,
+        logs: Mapping[TopicPartition, tuple[str, LogConfig]],
+        *,
+        are_all: bool = True,
+        committed: Mapping[tuple[str, int], int] = NOTHING_COMMITTED,
+    ) -> None:
+        """Open logs, and create missing ones, as ``LogStore.load`` does. ``committed`` has known high
+        watermarks by topic id and partition.
 
         A log that is in no directory although the node has lost one is offline as damaged (R82). If a known
         directory could not be opened, such a log is not loaded, and ``create_log`` refuses it.
@@ -319,7 +328,7 @@ class LogDirs:
         if not self.are_several:
             self._stores[0].load(logs, are_all=are_all)
             return
-        shares = self._shares(logs)
+        shares = self._shares(logs, committed)
         for store, share in shares.items():
             try:
                 store.load(share, are_all=are_all)
@@ -338,7 +347,7 @@ class LogDirs:
             )
 
     def _shares(
-        self, logs: Mapping[TopicPartition, tuple[str, LogConfig]]
+        self, logs: Mapping[TopicPartition, tuple[str, LogConfig]], committed: Mapping[tuple[str, int], int]
     ) -> dict[LogStore, dict[TopicPartition, tuple[str, LogConfig]]]:
         """Return the logs that each directory must load."""
         names: dict[LogStore, set[str]] = {}
@@ -376,7 +385,7 @@ class LogDirs:
         elif unfound:
             added = self._place(unfound, shares)
             if self._lost:
-                self._expect(added)
+                self._expect(added, committed)
         return shares
 
     def _may_be_elsewhere(self) -> bool:
@@ -407,11 +416,14 @@ class LogDirs:
             added.setdefault(homes[index], []).append(_name(tp, wanted[0]))
         return added
 
-    def _expect(self, added: Mapping[LogStore, Sequence[str]]) -> None:
+    def _expect(
+        self, added: Mapping[LogStore, Sequence[str]], committed: Mapping[tuple[str, int], int]
+    ) -> None:
         """Let each directory take these logs for damaged instead of new ones: they may have been in a lost
         directory (R82)."""
         for store, names in added.items():
-            store.expect(names)
+            parsed = {name: layout.parse_log_directory_name(name) for name in names}
+            store.expect({name: 0 if one is None else committed.get(one, 0) for name, one in parsed.items()})
 
     def _resolve(
         self, tp: TopicPartition, topic_id: str, config: LogConfig, homes: Sequence[LogStore]

@@ -609,13 +609,13 @@ class LogStore:
         """Whether the marker or a recovery point names the log ``name``, which then was here."""
         return name in self._clean_ends or name in self._points.points
 
-    def expect(self, names: Iterable[str]) -> None:
-        """Record durably that these logs were here, with an unknown number of records.
+    def expect(self, ends: Mapping[str, int]) -> None:
+        """Record durably that these logs were here, {name: offset up to which it had records, 0 if unknown}.
 
         So ``load`` takes each of them for damaged as long as its directory is missing (R82). Raises OSError,
         StorageExhaustedError.
         """
-        self._points.write(dict.fromkeys(names, RecoveryPoint()))
+        self._points.write({name: RecoveryPoint(end) for name, end in ends.items()})
 
     def take_copy(self, tp: TopicPartition, name: str, copy: LogCopy, config: LogConfig) -> Log:
         """Load a complete copy as the log of ``tp``, and return it."""

@@ -11,6 +11,7 @@ import pytest
 from kafkalite.errors import DataDirectoryError, LogOfflineError
 from kafkalite.model import NO_BROKER_EPOCH, TopicPartition
 from kafkalite.records.builder import build_batch
+from kafkalite.storage.accept_loss import accept_loss
 from kafkalite.storage.checkpoints import KnownDirectory, decode_log_dirs, encode_log_dirs
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.filesystem import Space
@@ -56,6 +57,12 @@ def fill(dirs: LogDirs) -> None:
         log = dirs.get(tp)
         assert log is not None
         append(log)
+
+
+def log_of(dirs: LogDirs, number: int) -> Log:
+    log = dirs.get(TPS[number])
+    assert log is not None
+    return log
 
 
 def homes(dirs: LogDirs) -> dict[str, list[int]]:
@@ -233,6 +240,21 @@ class TestLostDirectory:
         append(log)
         again.close()
         assert damaged(open_dirs(fs)) == [3, 5]
+
+    @pytest.mark.parametrize("known_end", [0, 7])
+    def test_the_loss_of_an_only_copy_can_be_accepted(self, fs: MemoryFileSystem, known_end: int) -> None:
+        dirs = open_dirs(fs)
+        fill(dirs)
+        dirs.close()
+        fs.replace_disk(B)
+        again = LogDirs.open(fs, [A, B], node_id=1, rng=RNG)
+        again.load(WANTED, committed={(TOPIC_ID, 1): known_end})
+        again.close()
+        for number in (1, 3, 5):
+            accept_loss(fs, f"{B}/{TOPIC_ID}-{number}")
+        after = open_dirs(fs)
+        assert (damaged(after), ends(after)) == ([], [1, known_end, 1, 0, 1, 0])
+        append(log_of(after, 1))
 
     def test_a_damaged_list_of_directories_hides_no_loss(self, fs: MemoryFileSystem) -> None:
         dirs = open_dirs(fs)

@@ -440,7 +440,7 @@ class Partitions:
                 self._open(local, self._settings(image, local.topic_partition.topic), image)
                 del wanted[local.topic_partition]
         if wanted or self._is_complete:
-            self._store.load(wanted, are_all=self._is_complete)
+            self._store.load(wanted, are_all=self._is_complete, committed=image.high_watermarks)
 
     def _distrust_all(self, image: ClusterImage) -> None:
         """Mark each replica of a partition with several replicas as damaged, because this directory is an

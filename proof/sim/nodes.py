@@ -183,16 +183,23 @@ def rack_of(node_id: int) -> str:
 
 
 def make_nodes(
-    simulation: Simulation, count: int, settings: Mapping[str, Any], *, controllers: int = 0, disks: int = 1
+    simulation: Simulation,
+    count: int,
+    settings: Mapping[str, Any],
+    *,
+    controllers: int = 0,
+    disks: int = 1,
+    spares: int = 0,
 ) -> list[SimNode]:
     """Return ``count`` brokers that are also controllers, or ``count`` brokers and separate controllers.
 
     One broker without separate controllers is a single-node cluster and needs no quorum. ``disks``: the
-    number of data directories of each broker, 1 or 2.
+    number of data directories of each broker, 1 or 2. ``spares``: the number of further brokers that are no
+    controllers.
     """
     brokers = [
         SimNode(simulation, node_id, {"broker_rack": rack_of(node_id), **settings}, disks=disks)
-        for node_id in range(1, count + 1)
+        for node_id in range(1, count + spares + 1)
     ]
     if count == 1 and not controllers:
         return brokers
@@ -200,14 +207,14 @@ def make_nodes(
         SimNode(simulation, FIRST_CONTROLLER_ID + number, settings, is_broker=False)
         for number in range(controllers)
     ]
-    voters = ",".join(f"{node.node_id}@{node.controller_address}" for node in others or brokers)
+    voters = ",".join(f"{node.node_id}@{node.controller_address}" for node in others or brokers[:count])
     for node in (*brokers, *others):
         common = {
             "controller_quorum_voters": voters,
             "cluster_id": CLUSTER_ID,
             "cluster_secret": CLUSTER_SECRET,
         }
-        if others:
+        if others or node in brokers[count:]:
             common["process_roles"] = "broker" if node.is_broker else "controller"
         node.settings = common | node.settings
     return [*brokers, *others]

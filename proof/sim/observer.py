@@ -28,6 +28,7 @@ from kafkalite.metadata.image import ClusterImage, PartitionState
 from kafkalite.model import TopicPartition
 from kafkalite.records.header import BatchHeader
 from kafkalite.storage import layout
+from kafkalite.storage.log import Log
 from kafkalite.storage.producer_state import KEPT_BATCHES
 from kafkalite.testing.sim.simulation import Simulation, Violation
 from proof.sim.compacted_logs import CompactedLogs, Told, read_batches, read_headers
@@ -40,12 +41,22 @@ Key = tuple[str, int, str]
 class _Seen:
     """The part of one replica's log that was checked during one run of its broker."""
 
-    __slots__ = ("batches", "checked_to", "committed_to", "high_watermark", "records", "run", "truncations")
+    __slots__ = (
+        "batches",
+        "checked_to",
+        "committed_to",
+        "high_watermark",
+        "log",
+        "records",
+        "run",
+        "truncations",
+    )
 
-    def __init__(self, run: int, start: int) -> None:
+    def __init__(self, run: int, log: Log) -> None:
         self.run = run
-        self.checked_to = start
-        self.committed_to = start
+        self.log = log  #: a replica that was removed and returns has another one
+        self.checked_to = log.log_start_offset
+        self.committed_to = log.log_start_offset
         self.truncations = 0
         self.high_watermark = 0
         self.batches: list[BatchHeader] = []
@@ -202,8 +213,8 @@ class Observer:
             return
         seen = self._seen.get((node.node_id, key))
         truncations = log.recovery_point.truncations
-        if seen is None or seen.run != node.start_count:
-            seen = self._seen[node.node_id, key] = _Seen(node.start_count, log.log_start_offset)
+        if seen is None or seen.run != node.start_count or seen.log is not log:
+            seen = self._seen[node.node_id, key] = _Seen(node.start_count, log)
             seen.truncations = truncations
         elif seen.truncations != truncations:
             self._simulation.probe("truncation")

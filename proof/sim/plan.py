@@ -41,6 +41,8 @@ FAULTS: Final[dict[str, tuple[int, bool]]] = {
 
 #: The probability that a run has one of the kinds in ``RARE``: two runs of ten have some.
 RARE_PROBABILITY: Final = 0.03
+#: Added to the seed for the draw of the fourth broker. The kept seeds have none with it.
+SPARE_SALT: Final = 1 << 44
 
 _CALM: Final = {"replace_disk", "full_disk", "broken_disk", "power_loss_all", "kill_all"}
 
@@ -51,6 +53,7 @@ class Plan:
 
     seed: int
     brokers: int = 3
+    spares: int = 0  #: further brokers, which are no voters, and to which the administrator moves replicas
     controllers: int = 0  #: separate nodes; 0: the brokers are the controllers
     partitions: int = 2
     disks: int = 1  #: data directories of each broker
@@ -78,6 +81,7 @@ class Plan:
         others = {
             "page-cache": self.durability == "page-cache",
             "controllers": bool(self.controllers),
+            "spare": bool(self.spares),
             "administrator": self.admin_pause_s > 0,
             "coordination": bool(self.load.group_readers + self.load.committed_readers),
             "compacts": self.compacts,
@@ -89,7 +93,7 @@ class Plan:
     def summary(self) -> str:
         faults = ",".join(self.faults) or "none"
         return (
-            f"brokers={self.brokers}{f'+{self.controllers}' if self.controllers else ''}"
+            f"brokers={self.brokers + self.spares}{f'+{self.controllers}' if self.controllers else ''}"
             f" partitions={self.partitions} rf={self.replication_factor}"
             f" min={self.min_insync_replicas} {self.durability}"
             f"{' disks' if self.disks > 1 else ''}{' compacts' if self.compacts else ''}"
@@ -138,6 +142,8 @@ def draw(
         plan.faults["move_log"] = 6
         if brokers > 1 and not page_cache:
             plan.faults["replace_second_disk"] = 2
+    own = seeded_rng(SPARE_SALT + seed)  # so that the draws above do not depend on it
+    has_spare = brokers > 1 and plan.disks == 1 and own.random() < min(0.45 * boosts.get("spare", 1.0), 0.95)
     if page_cache:
         # Acknowledged records are in the memory of min.insync.replicas brokers, so fewer brokers may lose
         # power.
@@ -155,6 +161,7 @@ def draw(
         plan.controllers = 3
     if chance("administrator", 0.5):
         plan.admin_pause_s = 0.5 + 3.0 * rng.random()
+        plan.spares = int(has_spare)
     _draw_settings(plan, rng)
     _draw_load(plan, rng)
     plan.load.changes_min_isr = plan.load.changes_min_isr and not damages

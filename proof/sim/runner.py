@@ -47,6 +47,7 @@ PROBES: Final[tuple[str, ...]] = (
     "kill",
     "power-loss",
     "near-read",
+    "reassigned-among-four",
 )
 #: From this many seeds on, a probe that never fired is a failure.
 PROBES_FROM_SEEDS: Final = 40

@@ -141,14 +141,20 @@ class Scenario:
             split_rate=plan.split_rate,
         )
         self.nodes = make_nodes(
-            simulation, plan.brokers, plan.broker_settings, controllers=plan.controllers, disks=plan.disks
+            simulation,
+            plan.brokers,
+            plan.broker_settings,
+            controllers=plan.controllers,
+            disks=plan.disks,
+            spares=plan.spares,
         )
         keys = [TopicPartition(TOPIC, number) for number in range(plan.partitions)]
         self.workload = Workload(
             simulation, [node.address for node in self.nodes if node.is_broker], keys, plan.load
         )
         if plan.admin_pause_s:
-            self.workload.add_administrator(plan.admin_pause_s, plan.replication_factor)
+            node_ids = [node.node_id for node in self.nodes if node.is_broker]
+            self.workload.add_administrator(plan.admin_pause_s, plan.replication_factor, node_ids)
         self.coordination = Coordination(self.workload, self.nodes)
         self.workload.on_ok = self._on_ok
         self.observer = Observer(simulation, self.nodes)

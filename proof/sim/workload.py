@@ -195,8 +195,12 @@ class ConsumerClient(Client):
 class AdministratorClient(Client):
     """Creates, changes and deletes its own topics, and describes everything."""
 
-    def __init__(self, workload: Workload, name: str, pause_s: float, replication_factor: int) -> None:
+    def __init__(
+        self, workload: Workload, name: str, pause_s: float, replication_factor: int, node_ids: Sequence[int]
+    ) -> None:
         super().__init__(workload, name)
+        self._node_ids = node_ids
+        self._has_spare = len(node_ids) > 3
         self._pause_s = pause_s
         self._replication_factor = replication_factor
 
@@ -207,7 +211,8 @@ class AdministratorClient(Client):
             while not self.is_over:
                 await asyncio.sleep(self._pause_s * 2 * rng.random())
                 try:
-                    await self._act(admin, f"{SIDE_TOPIC}{rng.randrange(3)}", rng.randrange(8))
+                    choices = 14 if self._has_spare else 8  # with a spare broker, half of them are moves
+                    await self._act(admin, f"{SIDE_TOPIC}{rng.randrange(3)}", rng.randrange(choices))
                 except BrokerError as error:
                     self.simulation.trace(f"{client} {type(error).__name__}")
 
@@ -238,23 +243,32 @@ class AdministratorClient(Client):
             minimum = str(1 + rng.randrange(2))
             await admin.alter_configs("topic", self.workload.keys[0].topic, {"min.insync.replicas": minimum})
             simulation.probe("min-isr-changed")
-        elif choice == 7 and self._replication_factor > 1 and not self.workload.load.changes_min_isr:
+        elif choice >= 7 and self._replication_factor > 1 and not self.workload.load.changes_min_isr:
             await self._reassign(admin)
         else:
             await admin.list_topics()
 
     async def _reassign(self, admin: Admin) -> None:
         """Give a partition two or three other replicas, or cancel that. A replica that was removed returns
-        later (R61, R62)."""
+        later (R61, R62).
+
+        If there are more brokers than replicas, one of the topics that come and go may move, too (R63).
+        """
         rng = self.rng
-        key = self.workload.keys[rng.randrange(len(self.workload.keys))]
-        target = [1, 2, 3]
+        keys = list(self.workload.keys)
+        target = list(self._node_ids)
+        if self._has_spare:
+            names = sorted(one.name for one in await admin.list_topics() if one.name.startswith(SIDE_TOPIC))
+            keys += [TopicPartition(name, 0) for name in names]
+        key = keys[rng.randrange(len(keys))]
         rng.shuffle(target)
         count = rng.randrange(4)
         await admin.alter_partition_reassignments(
             {key: target[: max(count, 2)] if count else None}, allow_replication_factor_change=True
         )
         self.simulation.probe("reassigned")
+        if count and self._has_spare:
+            self.simulation.probe("reassigned-among-four")
 
 
 class Workload:
@@ -284,8 +298,11 @@ class Workload:
         racks = self.load.racks
         return {"client_rack": racks[rng.randrange(len(racks))]} if racks else {}
 
-    def add_administrator(self, pause_s: float, replication_factor: int) -> None:
-        self.others.append(AdministratorClient(self, "a1", pause_s, replication_factor))
+    def add_administrator(
+        self, pause_s: float, replication_factor: int, node_ids: Sequence[int] = (1, 2, 3)
+    ) -> None:
+        """Add an administrator of the topics, who moves partitions between the brokers ``node_ids``."""
+        self.others.append(AdministratorClient(self, "a1", pause_s, replication_factor, node_ids))
 
     @staticmethod
     def is_idempotent(producer: Producer) -> bool:

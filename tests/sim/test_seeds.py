@@ -30,10 +30,11 @@ from proof.sim.scenario import Outcome
 pytestmark = pytest.mark.slow
 
 THREE_BROKERS = range(1, 9)
+WITH_A_FOURTH = (24, 25)
 ONE_BROKER = range(1, 9)
 
 
-@pytest.mark.parametrize("seed", [*regression_seeds(3), *THREE_BROKERS])
+@pytest.mark.parametrize("seed", [*regression_seeds(3), *THREE_BROKERS, *WITH_A_FOURTH])
 def test_three_brokers(seed: int) -> None:
     outcome = run_one(seed, 3, story=200)
     assert outcome.violation is None, "\n".join([*outcome.story, outcome.violation, replay_command(outcome)])
@@ -82,6 +83,8 @@ def test_plans_differ_and_repeat() -> None:
     assert plans == [draw(seed, seeded_rng(seed)) for seed in range(60)]
     assert len({plan.summary() for plan in plans}) > 50
     assert {plan.durability for plan in plans} == {"fsync", "page-cache"}
+    assert 5 < sum(plan.spares for plan in plans) < 30
+    assert all(plan.admin_pause_s for plan in plans if plan.spares)
     for plan in plans:
         if plan.durability == "page-cache":
             assert plan.power_losses < plan.min_insync_replicas

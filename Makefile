@@ -1,6 +1,6 @@
 # The daily commands. Each sets .venv up if necessary.
 PYTHON := .venv/bin/python
-.PHONY: check test pandas bench docs readme coverage walks sim mutants capabilities faults damage fuzz compose-test compose-spark-test spark-faults spark-memory spark-deployments
+.PHONY: check test pandas bench docs readme coverage walks sim mutants capabilities faults upgrade damage fuzz compose-test compose-spark-test spark-faults spark-memory spark-deployments
 
 check: ; @bin/setup all dev test
 	@$(PYTHON) -m ruff format --check -q . && $(PYTHON) -m ruff check -q . && $(PYTHON) -m mypy && .venv/bin/lint-imports
@@ -36,6 +36,11 @@ capabilities: ; @bin/setup all dev test && $(PYTHON) -m proof.capabilities --job
 ROUNDS := 20
 FAULTS :=
 faults: ; @bin/setup all dev test && $(PYTHON) -m proof.processes.faults --rounds $(ROUNDS) $(FAULTS)
+
+# Three nodes of a previous version (default: the newest tag v*) are upgraded, rolled back and upgraded under load:
+# make upgrade ROUNDS=10 PREVIOUS=<git revision>
+PREVIOUS :=
+upgrade: ; @bin/setup all dev test && $(PYTHON) -m proof.processes.upgrade --rounds $(ROUNDS) $(PREVIOUS:%=--previous %)
 
 # Copies damaged while nodes are down, on clusters and on nodes without peers: make damage CASES=40 DAMAGE='--seed 7'
 CASES := 300

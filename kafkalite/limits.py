@@ -63,6 +63,7 @@ MAX_OWNED_PER_REQUEST: Final = 20_000  # in a heartbeat: parts of topics, with u
 MAX_KEYS: Final = 1_000  # in FindCoordinator
 MAX_IDS: Final = 1_000  # in DescribeTransactions
 MAX_STATES_PER_REQUEST: Final = 16  # in ListGroups and ListTransactions; there are fewer states
+MAX_FEATURES_PER_REQUEST: Final = 16  # levels to finalise; there are fewer features
 MAX_QUOTA_PARTS: Final = 16  # of an entity or a filter, and quotas of an entity; there are fewer
 MAX_ACLS: Final = 10_000  # of the cluster; every node keeps them in memory, about 1 KB each
 MAX_ACLS_PER_REQUEST: Final = 1_000  # ACLs or credentials in a request that changes them

@@ -510,6 +510,7 @@ class Broker:
             settings,
             is_refused=_is_refused,
             on_failed=self.fail,
+            voter_features=dict if self._cluster is None else self._cluster.voter_features,
         )
         partitions = Partitions(
             self._store,

@@ -36,9 +36,9 @@ COMMANDS: Final = {
     "txn": LazyCommand("Transactions: list, describe, abort, find hanging.", _CLUSTER),
     "offsets": LazyCommand("First and last offsets of partitions.", _CLUSTER),
     "cluster": LazyCommand(
-        "Status, brokers, balance, reassign, elect, decommission.",
+        "Status, brokers, balance, reassign, elect, features.",
         _CLUSTER,
-        "kafkalite.cli.cluster_reassign:cluster",
+        "kafkalite.cli.cluster_features:cluster",
     ),
     "metadata": LazyCommand("The metadata as a tree, and its quorum.", _CLUSTER),
     "acl": LazyCommand("Access control rules: add, remove, list, check.", _CLUSTER),

@@ -23,10 +23,12 @@ from kafkalite.client.admin.cluster_health import (
     look,
     look_again,
     look_at_disks,
+    look_at_features,
     look_at_quorum,
     look_at_recovery,
     problems,
 )
+from kafkalite.client.admin.descriptions import FeatureDescription
 from kafkalite.client.cluster.routing import NO_NODE
 from kafkalite.errors import ErrorCode, KafkaliteError, broker_error
 from kafkalite.model import TopicPartition
@@ -86,26 +88,33 @@ def cluster() -> None:
 
 async def _view_of_all(
     client: ClusterClient,
-) -> tuple[ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition], list[str]]:
-    """Return (cluster view, controller quorum, partitions in recovery, reasons why logs refuse records).
+) -> tuple[
+    ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition], list[str], list[FeatureDescription]
+]:
+    """Return (cluster view, controller quorum, partitions in recovery, reasons why logs refuse records,
+    features).
 
-    If no controller is active, the quorum is None and the list of partitions in recovery is empty. The same
-    applies to each of the two if the request for it fails.
+    If no controller is active, the quorum is None and the lists of partitions in recovery and of features are
+    empty. The same applies to each of the three if the request for it fails.
     """
     view = await look(client)
     refusals, silent = await look_at_disks(client, view)
     if silent:
         view = await look_again(client, silent)
     if view.controller_id < 0:
-        return view, None, [], refusals
+        return view, None, [], refusals, []
     try:
         recovering = await look_at_recovery(client)
     except KafkaliteError:
         recovering = []
     try:
-        return view, await look_at_quorum(client), recovering, refusals
+        features = await look_at_features(client)
     except KafkaliteError:
-        return view, None, recovering, refusals
+        features = []
+    try:
+        return view, await look_at_quorum(client), recovering, refusals, features
+    except KafkaliteError:
+        return view, None, recovering, refusals, features
 
 
 def _leader(node_id: int) -> int | None:
@@ -143,7 +152,7 @@ Examples:
 def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
     """Report whether the cluster is healthy, and each problem."""
     current = invocation.current()
-    view, quorum, recovering, refusals = connect.ask_cluster(_view_of_all)
+    view, quorum, recovering, refusals, features = connect.ask_cluster(_view_of_all)
     found = problems(view, quorum, recovering, refusals)
     if under_replicated or leaderless:
         found_here = [
@@ -155,9 +164,9 @@ def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
         none = f"none of {plural(len(view.partitions), 'partition')}"
         print_listing(rows, _PROBLEM_COLUMNS, current.output, if_empty=none)
     elif current.output in {"table", "wide", "name"}:
-        _print_status(view, found)
+        _print_status(view, found, features)
     else:
-        print_document(_status_document(view, found, recovering), current.output)
+        print_document(_status_document(view, found, recovering, features), current.output)
     if check and found:
         raise CheckFailedError(
             "the cluster is not whole: " + "; ".join(found),
@@ -166,7 +175,10 @@ def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
 
 
 def _status_document(
-    view: ClusterView, found: list[str], recovering: list[RecoveringPartition]
+    view: ClusterView,
+    found: list[str],
+    recovering: list[RecoveringPartition],
+    features: list[FeatureDescription],
 ) -> dict[str, Any]:
     return {
         "cluster_id": view.cluster_id,
@@ -190,10 +202,14 @@ def _status_document(
             }
             for each in recovering
         ],
+        "features": {
+            each.feature: {"finalized_level": each.finalized_level, "common_level": each.common_level}
+            for each in features
+        },
     }
 
 
-def _print_status(view: ClusterView, found: list[str]) -> None:
+def _print_status(view: ClusterView, found: list[str], features: list[FeatureDescription]) -> None:
     controller = "none" if view.controller_id < 0 else f"node {view.controller_id}"
     internal = sum(each.name.topic in view.internal_topics for each in view.partitions)
     as_of = "; before the controller was lost: " if view.controller_id < 0 else ", "
@@ -211,6 +227,12 @@ def _print_status(view: ClusterView, found: list[str]) -> None:
         verdict = f"\x1b[{'31' if found else '32'}m{verdict}\x1b[0m"
     lines.append(f"state       {verdict}")
     lines += [f"            - {each}" for each in found]
+    lines += [
+        f"upgrade     {each.feature} {each.finalized_level} is finalised, and all nodes support"
+        f" {each.common_level}: 'kl cluster features upgrade --feature {each.feature}={each.common_level}'"
+        for each in features
+        if each.common_level > each.finalized_level
+    ]
     write("\n".join(lines) + "\n")
 
 
@@ -222,17 +244,17 @@ def _print_status(view: ClusterView, found: list[str]) -> None:
 def describe() -> None:
     """Describe the cluster: status, brokers, quorum."""
     current = invocation.current()
-    view, seen, recovering, refusals = connect.ask_cluster(_view_of_all)
+    view, seen, recovering, refusals, features = connect.ask_cluster(_view_of_all)
     found = problems(view, seen, recovering, refusals)
     quorum = quorum_document(seen) if seen is not None else None
     if current.output not in {"table", "wide"}:
-        document = _status_document(view, found, recovering) | {
+        document = _status_document(view, found, recovering, features) | {
             "brokers": _broker_rows(view),
             "quorum": quorum,
         }
         print_document(document, current.output)
         return
-    _print_status(view, found)
+    _print_status(view, found, features)
     write("\n")
     print_listing(_broker_rows(view), _BROKER_COLUMNS, current.output)
     if quorum is not None:

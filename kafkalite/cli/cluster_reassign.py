@@ -10,7 +10,7 @@ import click
 
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.cluster import named_partitions
-from kafkalite.cli.cluster_balance import cluster
+from kafkalite.cli.cluster_balance import cluster as cluster
 from kafkalite.cli.cluster_load import read_cluster
 from kafkalite.cli.cluster_moves import (
     POLL_S,

@@ -47,6 +47,7 @@ _COUNTERPARTS: Final = {
     "kafka-server-stop": "kl cluster shutdown NODE",
     "kafka-metadata-shell": "kl metadata ls",
     "kafka-cluster": "kl cluster describe",
+    "kafka-features": "kl cluster features describe' or 'kl cluster features upgrade",
 }
 _SHEET: Final = "'kl cheat'"
 #: Options of a consumer that say where to begin.

@@ -328,6 +328,7 @@ LIMITS: Final = (
     _option("topics of a cluster", "max.topics", "topics", "POLICY_VIOLATION"),
     _option("partitions of a cluster", "max.partitions", "partitions", "POLICY_VIOLATION"),
     _limit("MAX_RESOURCES_PER_REQUEST", "resources of a DescribeConfigs", "resources"),
+    _limit("MAX_FEATURES_PER_REQUEST", "levels to finalise in one request", "items"),
     _limit("MAX_QUOTA_PARTS", "parts of a quota's entity or filter, and changes of an entity", "items"),
     _limit("MAX_KEYS", "keys of a FindCoordinator", "keys"),
     _limit("MAX_GROUPS_PER_REQUEST", "groups of a DescribeGroups or DeleteGroups", "groups"),

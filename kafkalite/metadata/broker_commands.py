@@ -11,7 +11,7 @@ The states of a broker, as in Kafka's BrokerHeartbeatManager::
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ from kafkalite.errors import (
     InvalidRequestError,
     PolicyViolationError,
     StaleBrokerEpochError,
+    UnsupportedVersionError,
 )
 from kafkalite.metadata.decision import (
     ControllerSettings,
@@ -30,6 +31,7 @@ from kafkalite.metadata.decision import (
     outcome,
 )
 from kafkalite.metadata.election import PartitionEdit
+from kafkalite.metadata.features import UNREGISTERING, range_text, refusal, supports
 from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, TopicImage
 from kafkalite.metadata.records import (
     BROKER,
@@ -46,7 +48,9 @@ from kafkalite.protocol.messages.cluster import (
     AllocateProducerIdsResponse,
     BrokerHeartbeatRequest,
     DamagedReplica,
+    FeatureRange,
     RegisterBrokerRequest,
+    RegisterBrokerRequestV1,
     RegisterBrokerResponse,
 )
 
@@ -121,7 +125,8 @@ def register_broker(
     older copy (R51), or if they are damaged. An unclean stop alone does not change the eligibility of the
     only replica of a partition, because no other replica can have more records.
 
-    Error: POLICY_VIOLATION (the node id is retired).
+    Errors: POLICY_VIOLATION (the node id is retired), UNSUPPORTED_VERSION (the broker's program does not
+    support a finalised level, R92).
     """
     earlier = image.brokers.get(command.node_id)
     if earlier is not None and command.incarnation_id and earlier.incarnation_id == command.incarnation_id:
@@ -129,6 +134,11 @@ def register_broker(
         return Decision(known)
     if command.node_id in image.retired_brokers:
         return Decision(RegisterBrokerResponse(*outcome(_retired(command.node_id)), -1, -1))
+    ranges = command.features if isinstance(command, RegisterBrokerRequestV1) else []
+    for feature, level in image.levels.items():
+        if not supports(ranges, feature, level):
+            refused = _too_old(command.node_id, ranges, feature, level)
+            return Decision(RegisterBrokerResponse(*outcome(refused), -1, -1))
     registration_offset = image.metadata_offset + 1
     broker_epoch = registration_offset
     is_fenced = is_fenced_at_registration(earlier, settings)
@@ -161,6 +171,13 @@ def _retired(node_id: int) -> BrokerError:
     )
 
 
+def _too_old(node_id: int, ranges: Sequence[FeatureRange], feature: str, level: int) -> BrokerError:
+    return UnsupportedVersionError(
+        f"broker {node_id} supports {range_text(ranges, feature)}, and {feature} {level} is finalised in this"
+        " cluster: start the broker with a version that supports it, as the other nodes do"
+    )
+
+
 def unregister_broker(
     image: ClusterImage, command: UnregisterBrokerRequest, settings: ControllerSettings
 ) -> Decision:
@@ -168,9 +185,13 @@ def unregister_broker(
 
     A process that still runs under this id stops, because the controller refuses to register it again.
     Errors: BROKER_ID_NOT_REGISTERED, INVALID_REQUEST (the node is a voter of the metadata quorum, or the only
-    node, or partitions have replicas on the broker).
+    node, or partitions have replicas on the broker), UNSUPPORTED_VERSION (the finalised level of
+    metadata.version has no unregistered brokers).
     """
     node_id = command.node_id
+    refused = refusal(image.levels, UNREGISTERING)
+    if refused is not None:
+        return Decision(UnregisterBrokerResponse(*outcome(refused), node_id))
     if node_id not in image.brokers:
         error: BrokerError = BrokerIdNotRegisteredError(f"broker {node_id} is not registered")
         return Decision(UnregisterBrokerResponse(*outcome(error), node_id))

@@ -31,6 +31,7 @@ from kafkalite.metadata.broker_commands import (
 )
 from kafkalite.metadata.config_commands import alter_configs
 from kafkalite.metadata.decision import ControllerSettings, Decision
+from kafkalite.metadata.feature_commands import NodeRanges, update_features
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.metadata.partition_commands import (
     BalanceLeaders,
@@ -67,6 +68,7 @@ from kafkalite.protocol.messages.admin import (
     ElectLeadersRequest,
     ListPartitionReassignmentsRequest,
     UnregisterBrokerRequest,
+    UpdateFeaturesRequest,
 )
 from kafkalite.protocol.messages.cluster import (
     AllocateProducerIdsRequest,
@@ -91,6 +93,7 @@ Command = (
     | AlterClientQuotasRequest
     | RegisterBrokerRequest
     | UnregisterBrokerRequest
+    | UpdateFeaturesRequest
     | FenceBroker
     | UnfenceBroker
     | BeginShutdown
@@ -120,11 +123,13 @@ def decide(
     rng: Rng,
     settings: ControllerSettings,
     ends_of: Callable[[PartitionKey], Mapping[int, ReplicaEnd]] = lambda _: {},
+    nodes: NodeRanges | None = None,
 ) -> Decision:
     """Decide ``command`` on the cluster state ``image``. Return the records and the reply.
 
     ``now_ms`` is the wall clock. ``ends_of`` returns, for a partition without a leader, the log ends that its
-    replicas have reported.
+    replicas have reported. ``nodes`` has the feature levels that each node supports; None: those of the
+    registered brokers are unknown.
     """
     match command:
         case AlterPartitionRequest():
@@ -137,6 +142,8 @@ def decide(
             return register_broker(image, command, now_ms=now_ms, settings=settings)
         case UnregisterBrokerRequest():
             return unregister_broker(image, command, settings)
+        case UpdateFeaturesRequest():
+            return update_features(image, command, dict.fromkeys(image.brokers) if nodes is None else nodes)
         case FenceBroker() | UnfenceBroker() | BeginShutdown() | LoseReplicas():
             return change_broker(image, command, settings=settings)
         case CreateTopicsRequest():

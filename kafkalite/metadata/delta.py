@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import NamedTuple, TypeVar, assert_never
 
+from kafkalite.metadata.features import LEVEL_OF_REASSIGNMENTS, METADATA_VERSION, level_of
 from kafkalite.metadata.image import (
     BrokerLoad,
     BrokerState,
@@ -32,6 +33,7 @@ from kafkalite.metadata.records import (
     BrokerRegistrationRecord,
     ClientQuotaRecord,
     ConfigRecord,
+    FeatureLevelRecord,
     HighWatermarksRecord,
     MetadataRecord,
     PartitionRecord,
@@ -101,6 +103,7 @@ class Delta:
         self._credentials: dict[tuple[str, int], Credential | None] = {}
         self._client_quotas: dict[QuotaEntity, dict[str, float]] = {}  # all quotas of each changed entity
         self._retired_brokers = image.retired_brokers
+        self._levels = image.levels
 
     @classmethod
     def to_snapshot(cls, image: ClusterImage, records: Iterable[MetadataRecord]) -> Delta:
@@ -116,6 +119,7 @@ class Delta:
         delta._credentials = dict.fromkeys(image.credentials)
         delta._client_quotas = {entity: {} for entity in image.client_quotas}
         delta._retired_brokers = frozenset()
+        delta._levels = {}
         for record in records:
             delta.replay(record)
         return delta
@@ -153,6 +157,7 @@ class Delta:
             case UnregisterBrokerRecord():
                 self._brokers[record.node_id] = None
                 self._retired_brokers |= {record.node_id}
+                self._reach_level(METADATA_VERSION, LEVEL_OF_REASSIGNMENTS)
             case HighWatermarksRecord():
                 for topic_id, number, end in record.high_watermarks:
                     marked = self._topic(topic_id)
@@ -168,6 +173,9 @@ class Delta:
                 self._credentials[record.user, record.mechanism] = record.credential
             case ClientQuotaRecord():
                 self._replay_client_quota(record)
+            case FeatureLevelRecord(feature, level):
+                assert level >= level_of(self._levels, feature), f"a level is lowered: {record}"
+                self._reach_level(feature, level)
             case _:
                 assert_never(record)
 
@@ -176,6 +184,12 @@ class Delta:
         for record in records:
             self.replay(record)
         return self
+
+    def _reach_level(self, feature: str, level: int) -> None:
+        """Record a finalised level. A log that was written before there were levels reaches a level with its
+        first record of that level."""
+        if level > self._levels.get(feature, 0):
+            self._levels = {**self._levels, feature: level}
 
     def _replay_partition(self, record: PartitionRecord) -> None:
         replicas = record.replicas
@@ -190,6 +204,8 @@ class Delta:
         )
         assert set(record.target_replicas).issubset(replicas), f"a target outside the replicas: {record}"
         assert {node_id for node_id, _ in record.added_replicas}.issubset(replicas), f"not added: {record}"
+        if record.target_replicas:
+            self._reach_level(METADATA_VERSION, LEVEL_OF_REASSIGNMENTS)
         partitions = self._edit(record.topic_id).partitions
         state = PartitionState(*record[2:])
         if record.partition == len(partitions):
@@ -270,6 +286,7 @@ class Delta:
             _changed(before.credentials, self._credentials),
             _changed(before.client_quotas, self._client_quotas),
             self._retired_brokers,
+            self._levels,
         )
         return self.after
 

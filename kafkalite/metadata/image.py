@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from kafkalite.metadata.features import METADATA_VERSION, level_of
 from kafkalite.metadata.records import (
     TOPIC,
     AclRecord,
     BrokerRegistrationRecord,
     ClientQuotaRecord,
     ConfigRecord,
+    FeatureLevelRecord,
     HighWatermarksRecord,
     MetadataRecord,
     PartitionRecord,
@@ -144,6 +146,12 @@ class ClusterImage:
     credentials: Mapping[tuple[str, int], Credential] = field(default_factory=dict)
     client_quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)  #: by key
     retired_brokers: frozenset[int] = frozenset()  #: node ids that may not register again
+    levels: Mapping[str, int] = field(default_factory=dict)  #: feature → finalised level (R91)
+
+    @property
+    def metadata_version(self) -> int:
+        """The finalised level of metadata.version."""
+        return level_of(self.levels, METADATA_VERSION)
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
         """Return the topic's overrides as {name: text}, empty if it has none."""
@@ -171,6 +179,8 @@ class ClusterImage:
 
     def to_records(self) -> Iterator[MetadataRecord]:
         """Yield the records that build this image from EMPTY. Their order depends only on the image."""
+        for feature in sorted(self.levels):
+            yield FeatureLevelRecord(feature, self.levels[feature])
         for node_id in sorted(self.retired_brokers):
             yield UnregisterBrokerRecord(node_id)
         for node_id in sorted(self.brokers):

@@ -33,6 +33,7 @@ from kafkalite.metadata.decision import (
     outcome,
 )
 from kafkalite.metadata.election import PartitionEdit
+from kafkalite.metadata.features import REASSIGNMENTS, allows, refusal
 from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage
 from kafkalite.metadata.placement import add_replicas
 from kafkalite.metadata.records import MetadataRecord
@@ -69,8 +70,12 @@ def alter_partition_reassignments(
     Errors of an item: UNKNOWN_TOPIC_OR_PARTITION, NO_REASSIGNMENT_IN_PROGRESS (a cancellation),
     INVALID_REPLICA_ASSIGNMENT (the target is empty, names a broker twice, or names one that is not
     registered), INVALID_REPLICATION_FACTOR (another number of replicas without
-    ``allow_replication_factor_change``, or fewer than min.insync.replicas).
+    ``allow_replication_factor_change``, or fewer than min.insync.replicas). Error of the request:
+    UNSUPPORTED_VERSION (the finalised level of metadata.version has no reassignments).
     """
+    refused = refusal(image.levels, REASSIGNMENTS)
+    if refused is not None:
+        return Decision(AlterPartitionReassignmentsResponse(*outcome(refused), []))
     live = image.live_brokers()
     records: list[MetadataRecord] = []
     results: list[PartitionResult] = []
@@ -178,8 +183,10 @@ def continue_reassignments(
     Most reassignments finish with the decision that accepts an ISR. This decision finishes those for which
     something else was missing: a live broker that can lead, or a lower min.insync.replicas. An internal topic
     that was created when fewer brokers were there gets its configured number of replicas, as far as there are
-    live brokers.
+    live brokers, if the finalised levels allow reassignments.
     """
+    if not allows(image.levels, REASSIGNMENTS):
+        return Decision(0)
     live = image.live_brokers()
     racks = {node_id: image.brokers[node_id].rack for node_id in live}
     held = Counter({node_id: load.replicas for node_id, load in image.loads.items()})

@@ -17,6 +17,7 @@ from typing import Final
 
 from kafkalite.metadata.decision import Decision, edit_records, min_insync_replicas
 from kafkalite.metadata.election import PartitionEdit
+from kafkalite.metadata.features import REASSIGNMENTS, allows
 from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage
 from kafkalite.metadata.reassignment_commands import reassigning
 from kafkalite.metadata.records import MetadataRecord
@@ -36,9 +37,11 @@ def rebalance_replicas(image: ClusterImage, _command: RebalanceReplicas) -> Deci
 
     Nothing moves while a reassignment is in progress, or while a registered broker is not live: it may
     return, and its replicas are missing meanwhile. Only partitions move of which all replicas are in sync. A
-    partition keeps its number of racks.
+    partition keeps its number of racks. Nothing moves at a level of metadata.version without reassignments.
     """
     live = image.live_brokers()
+    if not allows(image.levels, REASSIGNMENTS):
+        return Decision(frozenset())
     if len(live) < len(image.brokers) or next(reassigning(image), None) is not None:
         return Decision(frozenset())
     held: Counter[int] = Counter(dict.fromkeys(live, 0))

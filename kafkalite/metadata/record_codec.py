@@ -1,11 +1,10 @@
 """Encodes metadata records as msgpack arrays ``[type, version, field, …]``, fields in declared order.
 
-The newest version of each type is written, and all versions are read. A partition that is not being
-reassigned is written in the version before the newest one, which revisions without reassignments read. They
-refuse the log from the first reassignment on, also from one that the controller begins for an internal topic.
-A field that an old version lacks gets its default, except that ``registration_offset`` of a broker
-registration gets the broker epoch. An unknown type or version is refused, because skipping a record would
-make this node's state differ from that of its peers (R18).
+A record is written in the lowest version from that of level 1 on (``features``) that has all its values. So
+a node of level 1 reads each record that the controller decides at this level (R91). All versions are read. A
+field that an old version lacks gets its default, except that ``registration_offset`` of a broker registration
+gets the broker epoch. An unknown type or version and a level that this program does not support are refused,
+because skipping a record would make this node's state differ from that of its peers (R18, R92).
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 import msgpack
 
 from kafkalite.errors import StorageError
+from kafkalite.metadata.features import METADATA_VERSION, RECORD_VERSIONS, SUPPORTED, range_text, supports
 from kafkalite.metadata.records import (
     AclRecord,
     BrokerChangeRecord,
     BrokerRegistrationRecord,
     ClientQuotaRecord,
     ConfigRecord,
+    FeatureLevelRecord,
     HighWatermarksRecord,
     MetadataRecord,
     PartitionRecord,
@@ -50,6 +51,7 @@ class RecordType(enum.IntEnum):
     SCRAM_CREDENTIAL = 10
     CLIENT_QUOTA = 11
     UNREGISTER_BROKER = 12
+    FEATURE_LEVEL = 13
 
 
 class _Layout(NamedTuple):
@@ -87,13 +89,14 @@ _LAYOUTS: Final[dict[int, _Layout]] = {
     RecordType.SCRAM_CREDENTIAL: _layout(ScramCredentialRecord),
     RecordType.CLIENT_QUOTA: _layout(ClientQuotaRecord),
     RecordType.UNREGISTER_BROKER: _layout(UnregisterBrokerRecord),
+    RecordType.FEATURE_LEVEL: _layout(FeatureLevelRecord),
 }
-# {class: (type number, newest version)}. The newest version is written.
+# {class: (type number, newest version)}.
 _HEADS: Final[dict[type, tuple[int, int]]] = {
     layout.record_type: (int(kind), len(layout.shapes) - 1) for kind, layout in _LAYOUTS.items()
 }
 # Of a partition that is not being reassigned: its head, and the number of its last fields that are omitted.
-_SETTLED_HEAD: Final = (int(RecordType.PARTITION), 3)
+_SETTLED_HEAD: Final = (int(RecordType.PARTITION), RECORD_VERSIONS[1][PartitionRecord])
 _REASSIGNMENT_FIELDS: Final = 2
 
 
@@ -127,6 +130,19 @@ def to_array(record: MetadataRecord) -> list[Any]:
     return [*_HEADS[type(record)], *record]
 
 
+def check_level(records: Iterable[MetadataRecord], level: int) -> None:
+    """Assert that nodes of this level of metadata.version read the records as ``to_array`` writes them
+    (R91)."""
+    if level == max(RECORD_VERSIONS):
+        return
+    for record in records:
+        if isinstance(record, FeatureLevelRecord) and record.feature == METADATA_VERSION:
+            level = record.level
+        version = to_array(record)[1]
+        newest = RECORD_VERSIONS[level].get(type(record), -1)
+        assert version <= newest, f"a record above metadata.version {level}: {record}"
+
+
 def from_array(array: Any) -> MetadataRecord:
     """Return the record of a list of msgpack values. Raises the same errors as ``from_bytes``."""
     match array:
@@ -138,11 +154,23 @@ def from_array(array: Any) -> MetadataRecord:
                     hint="a newer kafkalite wrote it; start that version again",
                 )
             record = _read(layout, version, fields)
+            if type(record) is FeatureLevelRecord:
+                check_supported(record)
             if record is not None:
                 return record
             if kind == RecordType.SCRAM_CREDENTIAL:  # its fields are secrets (S19)
                 array = [kind, version, "..."]
     raise StorageError(f"metadata record has the wrong shape: {str(array)[:120]}")
+
+
+def check_supported(record: FeatureLevelRecord) -> None:
+    """Raise StorageError if this program does not support a finalised level (R92)."""
+    if not supports(SUPPORTED, record.feature, record.level):
+        raise StorageError(
+            f"{record.feature} {record.level} is finalised, and this program supports"
+            f" {range_text(SUPPORTED, record.feature)}",
+            hint="a newer kafkalite finalised it; start that version again",
+        )
 
 
 def _read(layout: _Layout, version: int, fields: list[Any]) -> MetadataRecord | None:

@@ -158,6 +158,13 @@ class ClientQuotaRecord(NamedTuple):
     value: float | None
 
 
+class FeatureLevelRecord(NamedTuple):
+    """A level of a feature was finalised (KIP-584). Every later record is one that this level allows."""
+
+    feature: str  #: such as ``features.METADATA_VERSION``
+    level: int  #: never lower than before
+
+
 MetadataRecord = (
     TopicRecord
     | RemoveTopicRecord
@@ -171,4 +178,5 @@ MetadataRecord = (
     | AclRecord
     | ScramCredentialRecord
     | ClientQuotaRecord
+    | FeatureLevelRecord
 )

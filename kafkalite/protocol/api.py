@@ -53,6 +53,7 @@ class ApiKey(enum.IntEnum):
     ALTER_USER_SCRAM_CREDENTIALS = 51
     DESCRIBE_QUORUM = 55
     ALTER_PARTITION = 56
+    UPDATE_FEATURES = 57
     ENVELOPE = 58
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
@@ -79,6 +80,7 @@ class ApiKey(enum.IntEnum):
     RETIRE_TXN_GROUP = 1012
     REPORT_REPLICAS = 1013
     DESCRIBE_RECOVERY = 1014
+    DESCRIBE_FEATURES = 1015
 
 
 #: Used between nodes, and only on a connection that was authenticated with the cluster's secret (S10).
@@ -127,6 +129,10 @@ _MODULES: Final = (admin, cluster, data, groups, metadata, security, transaction
 _LATER: Final[dict[ApiKey, tuple[tuple[type[Struct], type[Struct]], ...]]] = {
     ApiKey.FETCH: ((data.FetchRequestV1, data.FetchResponseV1),),
     ApiKey.DESCRIBE_LOG_DIRS: ((admin.DescribeLogDirsRequestV1, admin.DescribeLogDirsResponseV1),),
+    ApiKey.BROKER_REGISTRATION: ((cluster.RegisterBrokerRequestV1, cluster.RegisterBrokerResponse),),
+    ApiKey.BROKER_HEARTBEAT: ((cluster.BrokerHeartbeatRequestV1, cluster.BrokerHeartbeatResponse),),
+    ApiKey.CLUSTER_HELLO: ((cluster.ClusterHelloRequestV1, cluster.ClusterHelloResponseV1),),
+    ApiKey.RAFT_MESSAGES: ((cluster.RaftMessagesRequestV1, cluster.RaftMessagesResponse),),
 }
 
 

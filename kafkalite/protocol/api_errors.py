@@ -6,6 +6,7 @@ another resource in a list of the response. The tables of codes in ``docs/protoc
 undeclared code as a violation.
 """
 
+# Long because the tables list every API.
 # Tests: tests/protocol/test_api_errors.py
 
 from __future__ import annotations
@@ -294,7 +295,7 @@ API_ERRORS: Final[Mapping[ApiKey, ApiErrors]] = MappingProxyType(
             ),
         ),
         ApiKey.ALTER_PARTITION_REASSIGNMENTS: ApiErrors(
-            _codes(CONTROLLER),
+            _codes(CONTROLLER, UNSUPPORTED_VERSION="the finalised level of metadata.version is too low"),
             _codes(
                 UNKNOWN_TOPIC_OR_PARTITION="",
                 NO_REASSIGNMENT_IN_PROGRESS="there is nothing to cancel",
@@ -304,9 +305,17 @@ API_ERRORS: Final[Mapping[ApiKey, ApiErrors]] = MappingProxyType(
             ),
         ),
         ApiKey.LIST_PARTITION_REASSIGNMENTS: ApiErrors(_codes(CONTROLLER), _NO_CODES),
+        ApiKey.UPDATE_FEATURES: ApiErrors(
+            _codes(CONTROLLER),
+            _codes(
+                INVALID_UPDATE_VERSION="an unknown feature, a lower level than the finalised one, or a"
+                " level that a broker or voter does not support; the message names them"
+            ),
+        ),
         ApiKey.UNREGISTER_BROKER: ApiErrors(
             _codes(
                 CONTROLLER,
+                UNSUPPORTED_VERSION="as in AlterPartitionReassignments",
                 BROKER_ID_NOT_REGISTERED="",
                 INVALID_REQUEST="it is a voter of the metadata quorum, or has replicas: move them first",
             ),
@@ -344,6 +353,9 @@ API_ERRORS: Final[Mapping[ApiKey, ApiErrors]] = MappingProxyType(
         ),
         ApiKey.DESCRIBE_METADATA: ApiErrors(_codes(INVALID_REQUEST="there is no such path"), _NO_CODES),
         ApiKey.DESCRIBE_RECOVERY: ApiErrors(
+            _codes(NOT_CONTROLLER="", REQUEST_TIMED_OUT="no controller can be reached"), _NO_CODES
+        ),
+        ApiKey.DESCRIBE_FEATURES: ApiErrors(
             _codes(NOT_CONTROLLER="", REQUEST_TIMED_OUT="no controller can be reached"), _NO_CODES
         ),
         # --- groups
@@ -492,6 +504,7 @@ API_ERRORS: Final[Mapping[ApiKey, ApiErrors]] = MappingProxyType(
                 INCONSISTENT_CLUSTER_ID="",
                 DUPLICATE_BROKER_REGISTRATION="another live process has this node id",
                 POLICY_VIOLATION="the node id was retired by UnregisterBroker",
+                UNSUPPORTED_VERSION="the broker's program does not support a finalised level",
             ),
             _NO_CODES,
         ),

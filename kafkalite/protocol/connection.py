@@ -512,7 +512,7 @@ def _match_payload(message: Struct, payload: memoryview) -> None:
             if length_bytes < 0:
                 raise RemoteProtocolError(f"a negative length_bytes: {length_bytes}")
             told += length_bytes
-    elif type(message) is RaftMessagesRequest:
+    elif isinstance(message, RaftMessagesRequest):
         for length_bytes in message.lengths_bytes:
             if length_bytes < 0:
                 raise RemoteProtocolError(f"a negative length: {length_bytes}")

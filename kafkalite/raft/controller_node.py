@@ -55,23 +55,29 @@ from kafkalite.metadata.broker_commands import (
 from kafkalite.metadata.controller import Command, decide
 from kafkalite.metadata.decision import ControllerSettings, Decision
 from kafkalite.metadata.delta import Delta
+from kafkalite.metadata.feature_commands import NodeRanges, describe_features
+from kafkalite.metadata.features import SUPPORTED, newest_levels
 from kafkalite.metadata.image import EMPTY, BrokerState, ClusterImage, TopicImage
 from kafkalite.metadata.partition_commands import MAX_ELECTIONS_PER_BALANCE, BalanceLeaders
 from kafkalite.metadata.reassignment_commands import ContinueReassignments, reassigning
 from kafkalite.metadata.rebalance_commands import RebalanceReplicas
+from kafkalite.metadata.record_codec import check_level
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.metadata.recovery import RecoveredPartition, ReplaceShortLeaders, ReplicaReports
 from kafkalite.metadata.sessions import BrokerSessions
+from kafkalite.protocol.messages.admin import UpdateFeaturesRequest
 from kafkalite.protocol.messages.cluster import (
     BrokerHeartbeatRequest,
+    BrokerHeartbeatRequestV1,
     BrokerHeartbeatResponse,
+    FeatureRange,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
     ReplicaReport,
     ReportReplicasRequest,
     ReportReplicasResponse,
 )
-from kafkalite.protocol.messages.metadata import DescribeRecoveryResponse
+from kafkalite.protocol.messages.metadata import DescribeFeaturesResponse, DescribeRecoveryResponse
 from kafkalite.raft.quorum import OffsetWaiters, Quorum, StaleImageError, complete
 from kafkalite.rng import Rng
 
@@ -108,9 +114,11 @@ class ControllerNode:
         *,
         is_refused: Callable[[str], Awaitable[bool]] | None = None,
         on_failed: Callable[[LogOfflineError], None] | None = None,
+        voter_features: Callable[[], NodeRanges] = dict,
     ) -> None:
         """``is_refused(address)`` returns whether the host responds that no process listens at
-        ``address``. ``on_failed`` is called with the reason when this node can't continue."""
+        ``address``. ``on_failed`` is called with the reason when this node can't continue.
+        ``voter_features`` returns the feature levels that each connected voter supports."""
         self.image: ClusterImage = EMPTY
         self.publishers: list[Publisher] = []  #: append publishers before ``start``
         self._quorum = quorum
@@ -123,6 +131,9 @@ class ControllerNode:
         self._settings = settings
         self._is_refused = is_refused
         self._on_failed = on_failed
+        self._voter_features = voter_features
+        # By broker id: the epoch of its last heartbeat, and the feature levels that its program supports.
+        self._broker_features: dict[int, tuple[int, Sequence[FeatureRange]]] = {}
         self._sessions = BrokerSessions(self._settings.session_timeout_ms)
         self._reports = ReplicaReports(self._settings)
         # By id of a broker that shuts down: the metadata offset of its last leadership transfer.
@@ -197,6 +208,7 @@ class ControllerNode:
         self._reports.clear()
         self._shutdown_offsets.clear()
         self._fenced_offsets.clear()
+        self._broker_features.clear()
         if leader_id == self._node_id and self._is_open:
             if self._settings.is_single_node:
                 self._is_caught_up = True
@@ -254,6 +266,8 @@ class ControllerNode:
         now_ms = self._clock.monotonic_ms() if now_ms is None else now_ms
         try:
             await self._check_registered(node_id, broker_epoch)
+            if isinstance(request, BrokerHeartbeatRequestV1):
+                self._broker_features[node_id] = (broker_epoch, request.features)
             if not self._settings.is_single_node:
                 self._sessions.on_heartbeat(node_id, broker_epoch, request.metadata_offset, now_ms)
             known_damaged = self._reports.damaged_on(node_id)
@@ -370,6 +384,34 @@ class ControllerNode:
         return DescribeRecoveryResponse(
             0, None, self._reports.describe(self.image, self._clock.monotonic_ms())
         )
+
+    def describe_features(self) -> DescribeFeaturesResponse:
+        """Return the finalised feature levels, and those that each node supports.
+
+        Raises NotControllerError if this node is not the active controller.
+        """
+        if not self.is_active:
+            raise NotControllerError(f"node {self._node_id} is not the active controller")
+        image = self.image
+        return DescribeFeaturesResponse(
+            0, None, image.metadata_offset, describe_features(image, self._node_ranges(image))
+        )
+
+    def _node_ranges(self, image: ClusterImage) -> NodeRanges:
+        """Return the feature levels that each broker and voter supports; None if they are unknown (R92)."""
+        voters, connected = self._settings.voters, self._voter_features()
+        found: dict[int, Sequence[FeatureRange] | None] = {}
+        for node_id in image.brokers.keys() | voters | {self._node_id}:
+            broker = image.brokers.get(node_id)
+            if node_id == self._node_id:
+                found[node_id] = SUPPORTED
+                continue
+            found[node_id] = connected.get(node_id) if node_id in voters else None
+            if broker is not None and (node_id not in voters or found[node_id] is not None):
+                epoch, ranges = self._broker_features.get(node_id, (-1, ()))
+                runs = epoch == broker.broker_epoch and not broker.is_fenced
+                found[node_id] = ranges if runs else None
+        return found
 
     def on_disconnect(self, node_id: int) -> None:
         """Record that the broker's heartbeat connection has closed, and check whether the broker's process
@@ -626,14 +668,17 @@ class ControllerNode:
                 code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
                 return Decision(RegisterBrokerResponse(int(code), message, -1, -1))
             self._reports.take_damaged(command.node_id, command.damaged)
-        return decide(
+        decision = decide(
             image,
             command,
             now_ms=self._clock.wall_ms(),
             rng=self._rng,
             settings=self._settings,
             ends_of=partial(self._reports.ends_of, image),
+            nodes=self._node_ranges(image) if isinstance(command, UpdateFeaturesRequest) else None,
         )
+        check_level(decision.records, image.metadata_version)
+        return decision
 
     async def _commit(self, records: Sequence[MetadataRecord]) -> bool:
         """Commit the records, and return True when the image contains them. Return False if another entry
@@ -641,6 +686,8 @@ class ControllerNode:
         if not records:
             return True
         decided_on = self.image.metadata_offset
+        if decided_on == 0:  # the first entry of a new log
+            records = [*newest_levels(), *records]
         try:
             offset = await self._quorum.commit(records, decided_on)
         except StaleImageError as stale:

@@ -17,6 +17,10 @@ dict with the names and types that pysyncobj and ``voter`` rely on.
     inquire           asks for the eligibility of the receiver
     eligibility       whether the sender may vote or has a new directory (see ``eligibility``), and where its
                       log ends (see ``restart``)
+
+A version of RaftMessages has one schema of each message, and a later version appends fields. A message is
+encoded in the version that the receiver supports (R90). A field that an earlier version lacks has the value
+of ``_ABSENT`` after decoding.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ from kafkalite.raft.entries import MAX_COMMAND_BYTES, NO_OP, REGULAR
 Message = dict[str, Any]
 
 MAX_CHUNK_BYTES: Final = 4 * MIB
+
+VERSION: Final = 1  #: the newest version of RaftMessages that this module encodes and decodes
 
 
 def _is_count(value: Any) -> bool:
@@ -122,22 +128,32 @@ _SCHEMA: Final[dict[int, tuple[str, tuple[str, ...]]]] = {
         ),
     ),
 }
+#: {kind number: field count in version 0}, of the messages to which version 1 has appended fields.
+_COUNTS_IN_V0: Final[dict[int, int]] = {13: 4}
+#: What a message that lacks the field means: the sender's log is not compared with others (R59, R90).
+_ABSENT: Final[Message] = {"is_voter": False, "term": 0, "last_log_index": 0, "last_log_term": 0}
 _NUMBER: Final = {kind: number for number, (kind, _) in _SCHEMA.items()}
 _APPEND: Final = "append_entries"  # the library's name for both append and chunk
 
 
-def encode(message: Message) -> bytes:
-    """Encode a message that conforms to its schema."""
+def encode(message: Message, version: int = VERSION) -> bytes:
+    """Encode a message that conforms to its schema, in a version that the receiver supports."""
     kind = message["type"]
     if kind == _APPEND:
         kind = "append" if "prevLogIdx" in message else "chunk"
     number = _NUMBER[kind]
-    packed: bytes = msgpack.packb([number, *(message[name] for name in _SCHEMA[number][1])])
+    packed: bytes = msgpack.packb([number, *(message[name] for name in field_names(number, version))])
     return packed
 
 
+def field_names(number: int, version: int) -> tuple[str, ...]:
+    """Return the fields of a message of this kind in a version of RaftMessages (R90)."""
+    names = _SCHEMA[number][1]
+    return names[: _COUNTS_IN_V0.get(number)] if version == 0 else names
+
+
 def decode(data: bytes | memoryview) -> Message:
-    """Decode a message. Raises RemoteProtocolError if the message violates its schema."""
+    """Decode a message of any version. Raises RemoteProtocolError if the message violates its schema."""
     try:
         values = msgpack.unpackb(data, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
@@ -147,6 +163,8 @@ def decode(data: bytes | memoryview) -> Message:
             kind, schema = _SCHEMA[number]
         case _:
             raise RemoteProtocolError(f"not a Raft message: {str(values)[:80]}")
+    if len(fields) == _COUNTS_IN_V0.get(number):
+        fields += [_ABSENT[name] for name in schema[len(fields) :]]
     if len(fields) != len(schema):
         raise RemoteProtocolError(f"a Raft message {kind} with {len(fields)} fields instead of {len(schema)}")
     message: Message = {"type": _APPEND if kind in {"append", "chunk"} else kind}

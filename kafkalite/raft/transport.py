@@ -41,19 +41,23 @@ class RaftTransport:
         self.refused_count = 0
         self._peers = frozenset(peers)
         self._links: dict[int, PeerLink] = {}
+        self._versions: dict[int, int] = {}  # of RaftMessages, by the id of a peer with a link
         self._on_attached = on_attached
         self._on_detached = on_detached
         self._on_message = on_message
 
-    def attach(self, peer_id: int, link: PeerLink) -> None:
-        """Use ``link`` for messages to ``peer_id`` from now on. Has no effect if the peer is not a voter."""
+    def attach(self, peer_id: int, link: PeerLink, version: int = messages.VERSION) -> None:
+        """Use ``link`` for messages to ``peer_id`` from now on. Has no effect if the peer is not a voter.
+
+        ``version`` is the newest version of RaftMessages that both nodes support (R90).
+        """
         if peer_id not in self._peers:
             self._refuse("a link to %d, which is no voter", peer_id)
             return
         former = self._links.get(peer_id)
         if former is not None:
             self.detach(peer_id, former)
-        self._links[peer_id] = link
+        self._links[peer_id], self._versions[peer_id] = link, version
         self._on_attached(peer_id)
 
     def detach(self, peer_id: int, link: PeerLink) -> None:
@@ -84,7 +88,7 @@ class RaftTransport:
         link = self._links.get(peer_id)
         if link is None:
             return False
-        link.send(messages.encode(message))
+        link.send(messages.encode(message, self._versions[peer_id]))
         return True
 
     def _refuse(self, reason: str, *values: object) -> None:

@@ -300,6 +300,7 @@ REQUIRED: Final[Mapping[int, Requirement]] = MappingProxyType(
         ApiKey.DESCRIBE_CLUSTER: _DESCRIBE_CLUSTER,
         ApiKey.DESCRIBE_QUORUM: _DESCRIBE_CLUSTER,
         ApiKey.DESCRIBE_RECOVERY: _DESCRIBE_CLUSTER,
+        ApiKey.DESCRIBE_FEATURES: _DESCRIBE_CLUSTER,
         ApiKey.DESCRIBE_METADATA: Requirement(
             (*_DESCRIBE_CLUSTER.needs, *_cluster(_Op.DESCRIBE_CONFIGS).needs)
         ),
@@ -344,6 +345,7 @@ REQUIRED: Final[Mapping[int, Requirement]] = MappingProxyType(
         ApiKey.ALTER_PARTITION_REASSIGNMENTS: _cluster(_Op.ALTER),
         ApiKey.LIST_PARTITION_REASSIGNMENTS: _DESCRIBE_CLUSTER,
         ApiKey.UNREGISTER_BROKER: _cluster(_Op.ALTER),
+        ApiKey.UPDATE_FEATURES: _cluster(_Op.ALTER),
         ApiKey.CONTROLLED_SHUTDOWN: _OF_NODES,
         # security
         ApiKey.DESCRIBE_ACLS: _DESCRIBE_CLUSTER,

@@ -63,6 +63,7 @@ class ServerProcess:
     is_controller: bool
     process: asyncio.subprocess.Process | None = None
     is_paused: bool = False
+    program: Path | None = None  #: the directory with the package kafkalite to run; None: this one
 
     @property
     def is_running(self) -> bool:
@@ -88,10 +89,13 @@ class ServerProcess:
         file.write_text("".join(f'"{name}" = {json.dumps(value)}\n' for name, value in self.settings.items()))
         words = [sys.executable, "-m", "kafkalite", "server", "start", "--file", str(file), *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KAFKALITE_")}
+        if self.program is not None:
+            environment["PYTHONPATH"] = str(self.program)
         with self.log_path.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *words,
                 env=environment | {"NO_COLOR": "1", PARENT_PIPE: "1"},
+                cwd=self.program,
                 stdin=stdin_for_children(),
                 stdout=log,
                 stderr=log,
@@ -161,10 +165,15 @@ class ProcessCluster:
         running = [node_id for node_id, node in self.nodes.items() if node.is_running]
         return f"<ProcessCluster in {self.directory}, running: {running}>"
 
-    async def start(self, *, wait: bool = True) -> None:
-        """Start every node. If ``wait``, return when all brokers are live and all replicas are in sync."""
+    async def start(self, *, wait: bool = True, program: Path | None = None) -> None:
+        """Start every node. If ``wait``, return when all brokers are live and all replicas are in sync.
+
+        ``program`` is that of the nodes (``ServerProcess.program``).
+        """
         if not self.nodes:
             await self._lay_out()
+        for node in self.nodes.values():
+            node.program = program
         await asyncio.gather(*(node.start() for node in self.nodes.values() if not node.is_running))
         if wait:
             await self.wait(is_whole=True, brokers=len(self._broker_ids), limit_s=START_LIMIT_S)

@@ -29,7 +29,8 @@ from kafkalite.metadata.controller import decide
 from kafkalite.metadata.decision import ControllerSettings, edit_records
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.election import PartitionEdit
-from kafkalite.metadata.image import ClusterImage, PartitionState
+from kafkalite.metadata.features import SUPPORTED, newest_levels
+from kafkalite.metadata.image import EMPTY, ClusterImage, PartitionState
 from kafkalite.metadata.reassignment_commands import ContinueReassignments
 from kafkalite.metadata.records import TOPIC, ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
 from kafkalite.metadata.recovery import ReplaceShortLeaders, ReplicaReports
@@ -41,7 +42,7 @@ from kafkalite.protocol.messages.cluster import (
     CheckpointHighWatermarksRequest,
     PartitionChange,
     PartitionHighWatermark,
-    RegisterBrokerRequest,
+    RegisterBrokerRequestV1,
     ReplicaFetchedPartition,
     ReplicaReport,
     ReportReplicasRequest,
@@ -112,7 +113,7 @@ class World:
         self.told_end = 0  # the last answer to the question where the partition ends
         self.written: dict[tuple[int, int], Entry] = {}
         self.leaders: dict[int, tuple[int, int]] = {}
-        self.images = [ClusterImage()]
+        self.images = [Delta(EMPTY).replay_all(newest_levels()).apply(0)]
         self.checked: PartitionState | None = None  # the state when the replicas last changed
         self.may_be_short = False  #: whether a leader may lack records: no other one returned in time
         self._begin()
@@ -162,7 +163,7 @@ class World:
     def register(self, broker: Broker) -> None:
         incarnation = f"{broker.node_id:016x}{broker.life:016x}"
         answer = self.command(
-            RegisterBrokerRequest(
+            RegisterBrokerRequestV1(
                 broker.node_id,
                 incarnation,
                 f"{broker.node_id:032x}",
@@ -172,6 +173,7 @@ class World:
                 self.fsync,
                 [],
                 broker.life,
+                list(SUPPORTED),
             )
         )
         assert answer.error_code == 0, answer

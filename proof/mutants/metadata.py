@@ -57,6 +57,26 @@ def _does_nothing(_self: PartitionEdit) -> None:
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
+        "R91-above-level",
+        "the controller decides commands whose records nodes of the finalised level do not read",
+        {"kafkalite.metadata.features:allows": _returns(True)},
+    ),
+    Mutant(
+        "R92-too-old",
+        "a broker registers although its program does not support a finalised level",
+        {f"{_BROKERS}:supports": _returns(True)},
+    ),
+    Mutant(
+        "R92-unsupported-level",
+        "a level is finalised although a broker or voter does not support it",
+        {"kafkalite.metadata.feature_commands:nodes_lacking": lambda _nodes, _feature, _level: []},
+    ),
+    Mutant(
+        "R92-lowered",
+        "a finalised level is lowered",
+        {"kafkalite.metadata.feature_commands:is_lower": _returns(False)},
+    ),
+    Mutant(
         "R60-one-is-enough",
         "a reassignment finishes when one replica of its target is in sync",
         {f"{_EDIT}.may_finish_reassignment": _has_one_in_sync},

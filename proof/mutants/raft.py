@@ -76,6 +76,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {f"{_RESTART}.has_responded": _returns(True)},
     ),
     Mutant(
+        "R90-newest-message",
+        "a voter sends messages in the newest version to a voter that does not read it",
+        {"kafkalite.raft.messages:field_names": lambda number, _version, original: original(number, 1)},
+    ),
+    Mutant(
         "RAFT-ack-unsynced",
         "a voter acknowledges entries before they are on its disk",
         {f"{_ADAPTER}.sync_before_acknowledgement": _returns(None)},

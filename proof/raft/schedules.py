@@ -644,6 +644,27 @@ def s28_a_copied_directory_waits_for_the_voter_that_has_what_it_forgot() -> str 
     return None
 
 
+def s29_voters_of_two_versions_elect_and_commit() -> str | None:
+    """Node 3 is of the version before. Then it starts again with an empty disk, and so does a new one."""
+    world = World(3, seeded_rng(1), replace(STILL, retained_entries=0), earlier=[3])
+    world.found()
+    if world.up[3].node.transport.refused_count:
+        return "an earlier voter refused a message"
+    world.propose(1, ["a"])
+    world.settle()
+    for i in (3, 2):
+        world.wipe(i)
+        world.restart(i)
+        world.settle()
+        world.outwait()
+        if world.up[i].abstains:
+            return f"node {i} makes no promise"
+    world.kill(1)
+    world.elect(2)
+    world.settle()
+    return _lost(world, 2) if world.up[2].is_leader else "node 2 is not elected by the earlier voter"
+
+
 SCHEDULES: Final[dict[str, Schedule]] = {
     name: value for name, value in list(globals().items()) if name[0] == "s" and name[1].isdigit()
 }
@@ -653,6 +674,7 @@ DIRECTED: Final[dict[str, Schedule]] = {
     "R59-promises-at-once": s25_an_older_copy_elects_no_leader_without_what_it_has_forgotten,
     "R59-trusts-copies": s28_a_copied_directory_waits_for_the_voter_that_has_what_it_forgot,
     "R59-votes-again": s26_an_older_copy_does_not_vote_again_in_a_term,
+    "R90-newest-message": s29_voters_of_two_versions_elect_and_commit,
     "RAFT-ack-unsynced": s22_nothing_is_acknowledged_before_it_is_on_disk,
     "RAFT-alone-unshared": s24_new_voters_elect_no_leader_without_the_log_of_a_node_that_was_alone,
     "RAFT-ack-unstamped": s8_an_acknowledgement_of_another_term_does_not_count,

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
+import msgpack
+
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import TopicRecord
 from kafkalite.raft import messages
@@ -23,6 +25,7 @@ from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from proof.disk_trees import disk_with_files, tree_of
 
 DIRECTORY: Final = "meta"
+_ELIGIBILITY: Final = 13  # the number of this kind of message
 #: Timers do not expire for hours, so that schedules control all events.
 STILL: Final = RaftSettings(
     election_timeout_ms=5_000_000, fetch_timeout_ms=10**9, heartbeat_ms=1_000_000, snapshot_min_bytes=10**9
@@ -235,16 +238,30 @@ class Member:
         self.runner.hand_loop.run()
 
 
+def _is_of_version_0(data: bytes) -> bool:
+    """Whether a voter that supports only version 0 of RaftMessages reads the message."""
+    kind, *fields = msgpack.unpackb(data)
+    return kind != _ELIGIBILITY or len(fields) == 4
+
+
 class World:
     """``count`` voters, numbered from 1, and the links between them."""
 
     def __init__(
-        self, count: int, rng: Rng, settings: RaftSettings = STILL, *, is_linked: bool = True
+        self,
+        count: int,
+        rng: Rng,
+        settings: RaftSettings = STILL,
+        *,
+        is_linked: bool = True,
+        earlier: Iterable[int] = (),
     ) -> None:
+        """``earlier`` voters read and write version 0 of RaftMessages only (R90)."""
         self.rng = rng
         self.settings = settings
         self.clock = [1_000.0]
         self.ids = list(range(1, count + 1))
+        self.earlier = frozenset(earlier)
         self.disks = {i: MemoryFileSystem(crashable=True) for i in self.ids}
         self.up: dict[int, Member] = {}
         self.links: dict[tuple[int, int], Link] = {}
@@ -331,7 +348,7 @@ class World:
                 if former is not None:
                     former.is_cut = True
                 link = self.links[x, y] = Link()
-                self.up[x].node.transport.attach(y, link)
+                self.up[x].node.transport.attach(y, link, 0 if self.earlier & {x, y} else messages.VERSION)
 
     def link_all(self) -> None:
         for a in self.ids:
@@ -369,7 +386,10 @@ class World:
         if link is None:
             return
         for _ in range(len(link.queue) if count is None else min(count, len(link.queue))):
-            self.up[b].node.transport.receive(a, link.queue.popleft())
+            data = link.queue.popleft()
+            if b in self.earlier and not _is_of_version_0(data):
+                data = b""  # malformed for that voter
+            self.up[b].node.transport.receive(a, data)
 
     def inject(self, a: int, b: int, message: Message | bytes) -> None:
         """Deliver ``message`` to ``b`` as if ``a`` had just sent it."""

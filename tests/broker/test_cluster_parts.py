@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.cluster import raft_links
+from kafkalite.broker.cluster.controller_channel import readable
 from kafkalite.broker.cluster.controller_listener import run_on
 from kafkalite.broker.cluster.metadata_tree import describe
 from kafkalite.broker.cluster.node import VotersFile
@@ -33,7 +34,14 @@ from kafkalite.loop_thread import LoopThread
 from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, TopicImage
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.messages import admin
-from kafkalite.protocol.messages.cluster import AllocateProducerIdsResponse, FetchMetadataRequest
+from kafkalite.protocol.messages.cluster import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatRequestV1,
+    FeatureRange,
+    FetchMetadataRequest,
+)
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing import Cluster, disconnect_next, fail_next
@@ -61,6 +69,9 @@ class FakeConnection:
 
     def close(self) -> None:
         self.is_open = False
+
+    def supports(self, _request: object) -> bool:
+        return True
 
 
 class TestRaftLink:
@@ -105,6 +116,19 @@ class TestRaftLink:
         await asyncio.sleep(0)
         assert connection.sent == [[b"x"]]
         assert link.dropped_count == 1
+
+
+@pytest.mark.parametrize("knows_it", [True, False])
+def test_a_controller_of_an_earlier_version_gets_the_request_that_it_reads(knows_it: bool) -> None:
+    """R90."""
+    features = [FeatureRange("metadata.version", 1, 2)]
+    request = BrokerHeartbeatRequestV1(1, 7, 40, False, [], features)
+    connection = FakeConnection()
+    connection.supports = lambda _request: knows_it  # type: ignore[method-assign]
+    sent = readable(request, connection)  # type: ignore[arg-type]
+    assert sent == (request if knows_it else BrokerHeartbeatRequest(1, 7, 40, False, []))
+    unchanged = AllocateProducerIdsRequest(1, 7)
+    assert readable(unchanged, connection) is unchanged  # type: ignore[arg-type]
 
 
 async def test_producer_ids_come_from_blocks_allocated_once() -> None:

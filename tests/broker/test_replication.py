@@ -33,6 +33,7 @@ from kafkalite.errors import ConnectionFailedError, CorruptLogError, ErrorCode, 
 from kafkalite.metadata.broker_commands import FenceBroker, LoseReplicas, UnfenceBroker
 from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.delta import Delta
+from kafkalite.metadata.features import SUPPORTED
 from kafkalite.metadata.image import EMPTY
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.messages import admin, cluster, data
@@ -115,7 +116,7 @@ class Node:
         controller = self.net.controller
         controller.publishers.insert(0, self.partitions.publish)
         registered = await controller.submit(
-            cluster.RegisterBrokerRequest(
+            cluster.RegisterBrokerRequestV1(
                 self.node_id,
                 f"{self.node_id}-{time.monotonic_ns()}",
                 "d",
@@ -125,6 +126,7 @@ class Node:
                 True,
                 [],
                 0,
+                list(SUPPORTED),
             )
         )
         self.services.node.broker_epoch = registered.broker_epoch

@@ -130,9 +130,9 @@ async def test_a_broker_that_was_silent_is_live_in_the_second_look_only_if_it_ac
 
 
 def test_leaders_are_those_before_the_controller_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    _print_status(view(partition(0, 1, [1]), controller=-1), ["no partition is served"])
+    _print_status(view(partition(0, 1, [1]), controller=-1), ["no partition is served"], [])
     assert "internal; before the controller was lost: 0 without a leader, " in capsys.readouterr().out
-    _print_status(view(partition(0, 1, [1])), [])
+    _print_status(view(partition(0, 1, [1])), [], [])
     assert "internal, 0 without a leader, " in capsys.readouterr().out
 
 

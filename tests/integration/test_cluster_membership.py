@@ -27,6 +27,7 @@ from kafkalite.errors import (
     LogOfflineError,
     StaleBrokerEpochError,
 )
+from kafkalite.metadata.features import SUPPORTED
 from kafkalite.model import NO_BROKER_EPOCH
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
@@ -221,8 +222,17 @@ class TestLiving:
             )
             voters = dict(v.split("@") for v in node.settings["controller_quorum_voters"].split(","))
             connection = await own.dial(voters[str(controller)], controller, client_id="t", timeout_ms=5_000)
-            request = messages.RegisterBrokerRequest(
-                victim, "f" * 32, "e" * 32, ["inproc://other"], None, NO_BROKER_EPOCH, True, [], 0
+            request = messages.RegisterBrokerRequestV1(
+                victim,
+                "f" * 32,
+                "e" * 32,
+                ["inproc://other"],
+                None,
+                NO_BROKER_EPOCH,
+                True,
+                [],
+                0,
+                list(SUPPORTED),
             )
             answer = await connection.call(request, timeout_ms=5_000)
             assert answer.message.broker_epoch > zombie._services.node.broker_epoch
@@ -236,8 +246,17 @@ class TestLiving:
             broker = cluster.brokers[1]
             services = broker._services
             own = broker.image.brokers[1]
-            request = messages.RegisterBrokerRequest(
-                1, services.node.incarnation_id, own.directory_id, list(own.addresses), None, -1, True, [], 1
+            request = messages.RegisterBrokerRequestV1(
+                1,
+                services.node.incarnation_id,
+                own.directory_id,
+                list(own.addresses),
+                None,
+                -1,
+                True,
+                [],
+                1,
+                list(SUPPORTED),
             )
             answer = await services.channel.send(request, 5_000)
             assert answer.broker_epoch == services.node.broker_epoch

@@ -13,7 +13,9 @@ from kafkalite.metadata.broker_commands import BeginShutdown, FenceBroker, LoseR
 from kafkalite.metadata.controller import Command, decide
 from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.delta import Delta
+from kafkalite.metadata.features import SUPPORTED, newest_levels
 from kafkalite.metadata.image import EMPTY, ClusterImage, PartitionState
+from kafkalite.metadata.record_codec import check_level
 from kafkalite.metadata.records import NO_LEADER
 from kafkalite.metadata.recovery import RecoveredPartition, ReplicaReports
 from kafkalite.protocol.messages.admin import (
@@ -33,7 +35,7 @@ from kafkalite.protocol.messages.cluster import (
     DamagedReplica,
     PartitionChange,
     PartitionHighWatermark,
-    RegisterBrokerRequest,
+    RegisterBrokerRequestV1,
     ReplicaReport,
     ReportReplicasRequest,
 )
@@ -45,7 +47,7 @@ class Metadata:
     def __init__(
         self, brokers: int = 1, *, seed: int = 1, settings: ControllerSettings | None = None
     ) -> None:
-        self.image: ClusterImage = EMPTY
+        self.image: ClusterImage = Delta(EMPTY).replay_all(newest_levels()).apply(0)
         self.settings = settings or ControllerSettings()
         self.rng = random.Random(seed)
         self.deltas: list[Delta] = []
@@ -58,6 +60,7 @@ class Metadata:
     def submit(self, command: Command, **context: Any) -> Any:
         step = decide(self.image, command, now_ms=1_000, rng=self.rng, settings=self.settings, **context)
         reply = step.reply
+        check_level(step.records, self.image.metadata_version)  # R91
         if step.records:
             delta = Delta(self.image).replay_all(step.records)
             self.image = delta.apply(self.image.metadata_offset + 1)
@@ -122,7 +125,7 @@ class Metadata:
         """Register a new process of the broker; a clean one has the marker of the last epoch."""
         self.incarnations += 1
         return self.submit(
-            RegisterBrokerRequest(
+            RegisterBrokerRequestV1(
                 node_id,
                 incarnation or f"{self.incarnations:032x}",
                 directory or f"{node_id:032x}",
@@ -132,6 +135,7 @@ class Metadata:
                 synced,
                 damaged or [],
                 starts,
+                list(SUPPORTED),
             )
         )
 

@@ -11,11 +11,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.delta import Delta
+from kafkalite.metadata.features import METADATA_VERSION, SUPPORTED
 from kafkalite.metadata.image import EMPTY, BrokerLoad
 from kafkalite.metadata.partition_commands import BalanceLeaders
 from kafkalite.metadata.reassignment_commands import ContinueReassignments
 from kafkalite.metadata.recovery import ReplicaReports
-from kafkalite.protocol.messages.admin import AlterPartitionReassignmentsRequest, PartitionReassignment
+from kafkalite.protocol.messages.admin import (
+    AlterPartitionReassignmentsRequest,
+    FeatureUpdate,
+    PartitionReassignment,
+    UpdateFeaturesRequest,
+)
 
 NODES = st.integers(1, 4)
 NAMES = st.sampled_from(["a", "b"])
@@ -24,9 +30,11 @@ ISRS = st.sets(NODES, max_size=4).map(sorted)
 
 def machine(new_metadata):
     class Cluster(RuleBasedStateMachine):
-        @initialize()
-        def begin(self):
+        @initialize(is_new=st.integers(0, 3))
+        def begin(self, is_new):
             self.metadata = new_metadata(brokers=0, settings=ControllerSettings(default_replication_factor=3))
+            if not is_new:  # a log of level 1: ``submit`` checks the level of each record (R91)
+                self.metadata.image = EMPTY
             self.reports = ReplicaReports(self.metadata.settings)
             self.excused = set()  # topics whose remembered replicas may be fewer than the minimum
             self.before = {}
@@ -137,6 +145,14 @@ def machine(new_metadata):
             metadata.submit(AlterPartitionReassignmentsRequest(1_000, grows, [item]))
             if before and wanted is None:  # a cancellation returns to the original replicas
                 assert metadata.state(name).final_replicas == before.original_replicas
+            if metadata.image.metadata_version == 1 and before:
+                assert metadata.state(name) == before
+
+        @rule()
+        def finalize(self):
+            request = UpdateFeaturesRequest(1, False, [FeatureUpdate(METADATA_VERSION, 2)])
+            nodes = dict.fromkeys(self.metadata.image.brokers, SUPPORTED)
+            assert self.metadata.submit(request, nodes=nodes).results[0].error_code == 0
 
         @rule()
         def go_on(self):

@@ -12,7 +12,8 @@ from kafkalite.metadata import record_codec
 from kafkalite.metadata.broker_commands import FenceBroker
 from kafkalite.metadata.controller import decide
 from kafkalite.metadata.delta import Delta
-from kafkalite.protocol.messages.cluster import RegisterBrokerRequest
+from kafkalite.metadata.features import SUPPORTED
+from kafkalite.protocol.messages.cluster import RegisterBrokerRequestV1
 
 LIMIT_MS = 200
 
@@ -40,7 +41,9 @@ def test_fencing_and_registering_are_cheap(new_metadata, topics, partitions, cap
     for number in range(topics):
         metadata.create(f"t{number}", partitions=partitions, factor=3, configs={"min.insync.replicas": "2"})
     fence = FenceBroker(1, metadata.epoch(1))
-    register = RegisterBrokerRequest(2, "f" * 32, f"{2:032x}", ["a:1"], None, -1, True, [], 0)
+    register = RegisterBrokerRequestV1(
+        2, "f" * 32, f"{2:032x}", ["a:1"], None, -1, True, [], 0, list(SUPPORTED)
+    )
     for command in (fence, register):
         image = metadata.image
         decide_ms, step = cpu_ms(

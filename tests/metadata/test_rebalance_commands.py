@@ -12,6 +12,8 @@ from kafkalite.metadata.image import BrokerLoad, BrokerState, ClusterImage, Part
 from kafkalite.metadata.reassignment_commands import reassigning
 from kafkalite.metadata.rebalance_commands import MAX_MOVES, RebalanceReplicas, rebalance_replicas
 
+LEVELS = {"metadata.version": 2}
+
 
 def cluster(placed: list[tuple[int, ...]], racks: dict[int, str | None], *, down: int = 0) -> ClusterImage:
     """Return an image with one topic, whose partitions are on these brokers and in sync."""
@@ -22,7 +24,11 @@ def cluster(placed: list[tuple[int, ...]], racks: dict[int, str | None], *, down
         for node_id, rack in racks.items()
     }
     return ClusterImage(
-        topics={"t": topic}, topics_by_id={topic.topic_id: topic}, brokers=brokers, loads=loads(placed)
+        topics={"t": topic},
+        topics_by_id={topic.topic_id: topic},
+        brokers=brokers,
+        loads=loads(placed),
+        levels=LEVELS,
     )
 
 
@@ -90,7 +96,11 @@ def test_partitions_that_lack_a_replica_stay() -> None:
     behind = tuple(state._replace(isr=(1,)) for state in image.topics["t"].partitions)
     topic = image.topics["t"]._replace(partitions=behind)
     image = ClusterImage(
-        topics={"t": topic}, topics_by_id={topic.topic_id: topic}, brokers=image.brokers, loads=image.loads
+        topics={"t": topic},
+        topics_by_id={topic.topic_id: topic},
+        brokers=image.brokers,
+        loads=image.loads,
+        levels=LEVELS,
     )
     assert rebalance_replicas(image, RebalanceReplicas()).reply == frozenset()
 

@@ -303,6 +303,12 @@ def _examples_of_operating() -> dict[int, tuple[Struct, Struct]]:
                 *ok, [admin.OngoingReassignment("orders", 3, [3, 1, 2], [2], [3], [3, 1])]
             ),
         ),
+        ApiKey.UPDATE_FEATURES: (
+            admin.UpdateFeaturesRequest(30_000, True, [admin.FeatureUpdate("metadata.version", 2)]),
+            admin.UpdateFeaturesResponse(
+                *ok, [admin.UpdatedFeature("metadata.version", 95, "node 3 lacks it")]
+            ),
+        ),
         ApiKey.UNREGISTER_BROKER: (admin.UnregisterBrokerRequest(2), admin.UnregisterBrokerResponse(*ok, 2)),
         ApiKey.CONTROLLED_SHUTDOWN: (
             admin.ControlledShutdownRequest(2),
@@ -518,6 +524,14 @@ def _examples_within_the_cluster() -> dict[int, tuple[Struct, Struct]]:
             ),
             cluster.CheckpointHighWatermarksResponse(*ok, 1),
         ),
+        ApiKey.DESCRIBE_FEATURES: (
+            metadata.DescribeFeaturesRequest(-1),
+            metadata.DescribeFeaturesResponse(
+                *ok,
+                4711,
+                [metadata.FeatureDescription("metadata.version", 1, [metadata.NodeFeature(3, 1, 2)])],
+            ),
+        ),
         ApiKey.DESCRIBE_RECOVERY: (
             metadata.DescribeRecoveryRequest(-1),
             metadata.DescribeRecoveryResponse(
@@ -551,9 +565,10 @@ def examples() -> dict[int, tuple[Struct, Struct]]:
 @pytest.fixture(scope="session")
 def later_examples() -> dict[tuple[int, int], tuple[Struct, Struct]]:
     """For each (API key, version) after version 0, a request and a response."""
-    request, response = _examples()[ApiKey.FETCH]
+    examples = _examples()
+    request, response = examples[ApiKey.FETCH]
     near = [data.PreferredReplica("payments", 4, 2)]
-    of_topics, stored = _examples()[ApiKey.DESCRIBE_LOG_DIRS]
+    of_topics, stored = examples[ApiKey.DESCRIBE_LOG_DIRS]
     directories = [
         admin.LogDirectory(
             "/disks/1",
@@ -566,12 +581,27 @@ def later_examples() -> dict[tuple[int, int], tuple[Struct, Struct]]:
         ),
         admin.LogDirectory("/disks/2", "", "input/output error", -1, -1, [], []),
     ]
+    raft_request, raft_response = examples[ApiKey.RAFT_MESSAGES]
+    features = [cluster.FeatureRange("metadata.version", 1, 2)]
+    registration, registered = examples[ApiKey.BROKER_REGISTRATION]
+    heartbeat, alive = examples[ApiKey.BROKER_HEARTBEAT]
+    hello, challenge = examples[ApiKey.CLUSTER_HELLO]
     return {
         (ApiKey.FETCH, 1): (data.FetchRequestV1(*request, "rack-a"), data.FetchResponseV1(*response, near)),
         (ApiKey.DESCRIBE_LOG_DIRS, 1): (
             admin.DescribeLogDirsRequestV1(*of_topics),
             admin.DescribeLogDirsResponseV1(*stored, directories),
         ),
+        (ApiKey.BROKER_REGISTRATION, 1): (
+            cluster.RegisterBrokerRequestV1(*registration, features),
+            registered,
+        ),
+        (ApiKey.BROKER_HEARTBEAT, 1): (cluster.BrokerHeartbeatRequestV1(*heartbeat, features), alive),
+        (ApiKey.CLUSTER_HELLO, 1): (
+            cluster.ClusterHelloRequestV1(*hello),
+            cluster.ClusterHelloResponseV1(*challenge, features),
+        ),
+        (ApiKey.RAFT_MESSAGES, 1): (cluster.RaftMessagesRequestV1(*raft_request), raft_response),
     }
 
 

@@ -15,13 +15,21 @@ from kafkalite.errors import (
     ShuttingDownError,
 )
 from kafkalite.metadata.decision import ControllerSettings
-from kafkalite.protocol.messages.admin import CreateTopicsRequest, NewTopic
+from kafkalite.metadata.features import SUPPORTED
+from kafkalite.protocol.messages.admin import (
+    CreateTopicsRequest,
+    FeatureUpdate,
+    NewTopic,
+    UpdateFeaturesRequest,
+)
 from kafkalite.protocol.messages.cluster import (
     AlterPartitionRequest,
     BrokerHeartbeatRequest,
+    BrokerHeartbeatRequestV1,
     PartitionChange,
-    RegisterBrokerRequest,
+    RegisterBrokerRequestV1,
 )
+from kafkalite.raft import controller_node
 from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import seeded_rng
@@ -124,8 +132,17 @@ class Controllers:
         self.incarnations += 1
         incarnation = incarnation or f"{self.incarnations:032x}"
         return await self.active.submit(
-            RegisterBrokerRequest(
-                node_id, incarnation, f"{node_id:032x}", [f"a:{node_id}"], None, -1, synced, [], 0
+            RegisterBrokerRequestV1(
+                node_id,
+                incarnation,
+                f"{node_id:032x}",
+                [f"a:{node_id}"],
+                None,
+                -1,
+                synced,
+                [],
+                0,
+                list(SUPPORTED),
             )
         )
 
@@ -464,7 +481,7 @@ async def test_a_single_node_needs_no_heartbeats_but_responds_to_them():
     node = ControllerNode(SingleQuorum(), 1, clock, seeded_rng(1), SETTINGS)
     await node.start()
     assert node.is_active
-    request = RegisterBrokerRequest(1, "a" * 32, "b" * 32, ["a:1"], None, -1, True, [], 0)
+    request = RegisterBrokerRequestV1(1, "a" * 32, "b" * 32, ["a:1"], None, -1, True, [], 0, list(SUPPORTED))
     reply = await node.submit(request)
     assert node.image.live_brokers() == {1}
     clock.now_ms += 60_000
@@ -481,3 +498,55 @@ async def test_a_single_node_needs_no_heartbeats_but_responds_to_them():
     await node.stop()
     with pytest.raises(ShuttingDownError):
         await node.heartbeat(beat)
+
+
+class TestFeatures:
+    """R92: which levels nodes support is known from their heartbeats and connections, and not kept."""
+
+    async def heartbeat(self, cluster, node_id, *, ranges=SUPPORTED):
+        epoch = cluster.image.brokers[node_id].broker_epoch
+        offset = cluster.image.metadata_offset
+        await cluster.active.heartbeat(
+            BrokerHeartbeatRequestV1(node_id, epoch, offset, False, [], list(ranges))
+        )
+
+    def known(self, cluster):
+        (feature,) = cluster.active.describe_features().features
+        return {node.node_id: node.max_level for node in feature.nodes}
+
+    async def test_brokers_say_them_with_each_heartbeat_of_their_present_process(self, controllers):
+        cluster = controllers
+        assert self.known(cluster) == {1: 2, 2: 0, 3: 0}  # node 1 is the controller itself
+        await self.heartbeat(cluster, 2)
+        await self.heartbeat(cluster, 3, ranges=[])
+        assert self.known(cluster) == {1: 2, 2: 2, 3: 1}
+        await cluster.pass_time(4_000, 1, 3)
+        assert self.known(cluster) == {1: 2, 2: 0, 3: 1}
+
+    async def test_a_new_controller_waits_for_the_next_heartbeats(self, controllers):
+        await self.heartbeat(controllers, 3)
+        controllers.lead(2)
+        await settle()
+        assert self.known(controllers) == {1: 0, 2: 2, 3: 0}
+        with pytest.raises(NotControllerError):
+            controllers.nodes[0].describe_features()
+
+    async def test_a_level_is_finalised_only_with_all_of_them(self, kit, monkeypatch):
+        cluster = await Controllers(kit).start()
+        monkeypatch.setattr(controller_node, "newest_levels", list)
+        await cluster.live(1, 2)
+        request = UpdateFeaturesRequest(1_000, False, [FeatureUpdate("metadata.version", 2)])
+        (refused,) = (await cluster.active.submit(request)).results
+        assert refused.error_code == ErrorCode.INVALID_UPDATE_VERSION
+        assert "node 2" in refused.error_message
+        await self.heartbeat(cluster, 2)
+        (accepted,) = (await cluster.active.submit(request)).results
+        assert (accepted.error_code, cluster.image.metadata_version) == (0, 2)
+        await cluster.stop()
+
+    async def test_a_new_log_begins_with_the_newest_levels(self, kit):
+        cluster = await Controllers(kit).start()
+        assert cluster.image.metadata_version == 1
+        await cluster.live(1)
+        assert cluster.image.metadata_version == 2
+        await cluster.stop()

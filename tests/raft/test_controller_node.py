@@ -18,6 +18,7 @@ from kafkalite.errors import (
     ShuttingDownError,
     ThrottlingQuotaExceededError,
 )
+from kafkalite.metadata.features import SUPPORTED
 from kafkalite.metadata.image import EMPTY
 from kafkalite.metadata.records import BrokerRegistrationRecord
 from kafkalite.protocol.messages.admin import (
@@ -26,7 +27,7 @@ from kafkalite.protocol.messages.admin import (
     DeleteTopicsRequest,
     NewTopic,
 )
-from kafkalite.protocol.messages.cluster import RegisterBrokerRequest
+from kafkalite.protocol.messages.cluster import RegisterBrokerRequestV1
 from kafkalite.raft import controller_node
 from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.single_quorum import SingleQuorum
@@ -39,7 +40,9 @@ def create(*names, partitions=1, validate_only=False):
 
 def register(incarnation=1):
     """A process of broker 1."""
-    return RegisterBrokerRequest(1, f"{incarnation:032x}", "d" * 32, ["a:1"], None, -1, True, [], 0)
+    return RegisterBrokerRequestV1(
+        1, f"{incarnation:032x}", "d" * 32, ["a:1"], None, -1, True, [], 0, list(SUPPORTED)
+    )
 
 
 def codes(response):

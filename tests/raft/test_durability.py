@@ -9,15 +9,16 @@ import pytest
 
 from kafkalite.clock import SystemClock
 from kafkalite.errors import LogOfflineError
+from kafkalite.metadata.features import SUPPORTED
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
-from kafkalite.protocol.messages.cluster import RegisterBrokerRequest
+from kafkalite.protocol.messages.cluster import RegisterBrokerRequestV1
 from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import seeded_rng
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
-REGISTER = RegisterBrokerRequest(1, "a" * 32, "d" * 32, ["a:1"], None, -1, True, [], 0)
+REGISTER = RegisterBrokerRequestV1(1, "a" * 32, "d" * 32, ["a:1"], None, -1, True, [], 0, list(SUPPORTED))
 
 
 def create(name):

@@ -62,6 +62,20 @@ def test_a_message_is_read_back(message):
     assert decode(encode(message)) == message
 
 
+#: As voters of version 0 of RaftMessages write and read them, which say nothing of their logs.
+EARLIER = [13, 7, b"d" * 16, True, [[1, b"a"], [2, b"b"]]]
+
+
+def test_an_earlier_voter_gets_messages_that_it_reads_and_its_own_are_read():
+    """R90, R59: the log of a voter that says nothing of its log is not compared."""
+    eligibility = MESSAGES[-1]
+    assert msgpack.unpackb(encode(eligibility, 0)) == EARLIER
+    unknown = {"is_voter": False, "term": 0, "last_log_index": 0, "last_log_term": 0}
+    assert decode(msgpack.packb(EARLIER)) == {**eligibility, **unknown}
+    for message in MESSAGES[:-1]:
+        assert encode(message, 0) == encode(message)
+
+
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message["type"])
 def test_a_field_of_another_type_is_refused(message):
     values = msgpack.unpackb(encode(message))

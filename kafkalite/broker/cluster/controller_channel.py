@@ -39,14 +39,14 @@ from kafkalite.errors import (
 )
 from kafkalite.limits import bounded_wait_ms
 from kafkalite.protocol import codec
-from kafkalite.protocol.api import API_KEY_BY_REQUEST, APIS
+from kafkalite.protocol.api import API_BY_REQUEST, API_KEY_BY_REQUEST, APIS
 from kafkalite.protocol.messages.cluster import (
     BrokerHeartbeatRequest,
     EnvelopeRequest,
     RegisterBrokerRequest,
     ReportReplicasRequest,
 )
-from kafkalite.protocol.messages.metadata import DescribeRecoveryRequest
+from kafkalite.protocol.messages.metadata import DescribeFeaturesRequest, DescribeRecoveryRequest
 from kafkalite.raft.controller_node import ControllerNode
 
 if TYPE_CHECKING:
@@ -136,6 +136,8 @@ class ControllerChannel:
                 reply = await self._controller.report_replicas(message)
             elif isinstance(message, DescribeRecoveryRequest):
                 reply = self._controller.describe_recovery()
+            elif isinstance(message, DescribeFeaturesRequest):
+                reply = self._controller.describe_features()
             elif isinstance(message, RegisterBrokerRequest) and self._controller.is_single_node:
                 reply = await self._controller.decide_at_once(message)
             else:
@@ -213,7 +215,7 @@ class ControllerChannel:
     async def _send_once(self, request: Any, connection: Connection | None, left_ms: int) -> Any:
         if connection is None:
             return await self._locally(self.execute(request), left_ms)
-        return (await connection.call(request, timeout_ms=left_ms)).message
+        return (await connection.call(readable(request, connection), timeout_ms=left_ms)).message
 
     async def _decide_once(self, command: Any, connection: Connection | None, left_ms: int) -> Any:
         if connection is None:
@@ -263,3 +265,13 @@ class ControllerChannel:
             self._connection = self._connected_to = None
             if self.on_lost is not None and not self._is_closed:
                 self.on_lost()
+
+
+def readable(request: Any, connection: Connection) -> Any:
+    """Return ``request`` in version 0, without the fields of its version, if the controller at the other end
+    does not support that version (R90)."""
+    api = API_BY_REQUEST[type(request)]
+    if api.version == 0 or connection.supports(type(request)):
+        return request
+    earlier = APIS[api.key].request
+    return earlier(*request[: len(earlier._fields)])

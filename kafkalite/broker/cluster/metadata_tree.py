@@ -5,7 +5,7 @@
     /brokers/<node id>      a registration: addresses, epoch, whether it is fenced
     /topics/<name>          the topic's id and partition count; its children are its partitions
     /configs/<type>/<name>  the overrides of a topic or broker
-    /features               the metadata offset and the next producer id
+    /features               the metadata offset, the next producer id, finalised feature levels
 """
 
 # Tests: tests/broker/test_cluster_parts.py
@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from kafkalite.metadata.features import METADATA_VERSION
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.protocol.messages.metadata import MetadataNode
 
@@ -48,7 +49,11 @@ def _value(image: ClusterImage, parts: list[str]) -> str | None:
         case [] | ["brokers"] | ["topics"] | ["configs"]:
             return ""
         case ["features"]:
-            found = {"metadata_offset": image.metadata_offset, "next_producer_id": image.next_producer_id}
+            found = {
+                "metadata_offset": image.metadata_offset,
+                "next_producer_id": image.next_producer_id,
+                METADATA_VERSION: image.metadata_version,
+            }
         case ["brokers", name] if _is_number(name) and int(name) in image.brokers:
             found = image.brokers[int(name)]._asdict()
         case ["topics", name] if name in image.topics:

@@ -23,6 +23,8 @@ from kafkalite.broker.server.responses import Pending, Response
 from kafkalite.client.cluster.authentication import Authenticator
 from kafkalite.clock import Clock
 from kafkalite.errors import DataDirectoryError
+from kafkalite.metadata.feature_commands import NodeRanges
+from kafkalite.metadata.features import SUPPORTED
 from kafkalite.protocol.connection import Request
 from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.observer_quorum import ObserverQuorum
@@ -101,6 +103,7 @@ class ClusterNode:
             config.node_id,
             rng.randbytes if is_deterministic else os.urandom,
             tls=TlsContext(config),
+            features=SUPPORTED,
         )
         self.raft: RaftQuorum | None = None
         self.quorum: Quorum
@@ -140,6 +143,10 @@ class ClusterNode:
     def has_caught_up(self) -> bool:
         """Whether this voter has all entries that were committed before its start (R59)."""
         return self.raft is not None and self.raft.node.has_caught_up
+
+    def voter_features(self) -> NodeRanges:
+        """Return the feature levels that each connected voter supports; None if it does not say so."""
+        return {} if self._links is None else dict(self._links.features)
 
     def peers(self, controller: ControllerNode) -> PeerConnections:
         return PeerConnections(lambda: controller.image, self.authenticator, f"broker-{self._config.node_id}")

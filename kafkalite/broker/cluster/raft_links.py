@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kafkalite.broker.tasks import cancel_all
@@ -22,7 +22,7 @@ from kafkalite.client.cluster.connection import Connection
 from kafkalite.errors import BrokerError, KafkaliteError
 from kafkalite.limits import MAX_INTEGERS_PER_LIST, MIB
 from kafkalite.log_fields import Fields
-from kafkalite.protocol.messages.cluster import RaftMessagesRequest
+from kafkalite.protocol.messages.cluster import FeatureRange, RaftMessagesRequest, RaftMessagesRequestV1
 from kafkalite.raft.transport import RaftTransport
 from kafkalite.rng import Rng
 
@@ -49,10 +49,16 @@ class RaftLink:
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
         self._loop = loop
+        self._request = RaftMessagesRequestV1 if self.version else RaftMessagesRequest
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._is_scheduled = False
         self.dropped_count = 0
+
+    @property
+    def version(self) -> int:
+        """The newest version of RaftMessages that this node and the peer support (R90)."""
+        return int(self._connection.supports(RaftMessagesRequestV1))
 
     @property
     def is_busy(self) -> bool:
@@ -82,7 +88,7 @@ class RaftLink:
                 parts.append(self._waiting.popleft())
                 size_bytes += len(parts[-1])
             self._waiting_bytes -= size_bytes
-            request = RaftMessagesRequest([len(part) for part in parts])
+            request = self._request([len(part) for part in parts])
             try:
                 connection.request(request, self._on_response, ANSWER_TIMEOUT_MS, parts)
             except KafkaliteError:  # the connection was just closed: the link is replaced soon
@@ -114,6 +120,8 @@ class RaftLinks:
         self._rng = rng
         self._tasks: list[asyncio.Task[None]] = []
         self._links: dict[int, RaftLink] = {}
+        #: By id of a connected voter: the feature levels that its program supports. Read in any thread.
+        self.features: dict[int, Sequence[FeatureRange] | None] = {}
 
     async def start(self) -> None:
         """Start dialling. Call it on the Raft loop."""
@@ -167,12 +175,12 @@ class RaftLinks:
 
         connection.on_lost = on_lost
         link = RaftLink(connection, loop)
-        self._transport.attach(peer_id, link)
-        self._links[peer_id] = link
+        self._transport.attach(peer_id, link, link.version)
+        self._links[peer_id], self.features[peer_id] = link, connection.peer_features
         try:
             if connection.is_open:
                 await lost
         finally:
             self._transport.detach(peer_id, link)
-            del self._links[peer_id]
+            del self._links[peer_id], self.features[peer_id]
             connection.close()

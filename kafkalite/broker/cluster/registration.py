@@ -36,12 +36,14 @@ from kafkalite.errors import (
     StaleBrokerEpochError,
 )
 from kafkalite.log_fields import Fields
+from kafkalite.metadata.features import SUPPORTED
 from kafkalite.model import NO_BROKER_EPOCH
 from kafkalite.protocol.messages.cluster import (
-    BrokerHeartbeatRequest,
+    BrokerHeartbeatRequestV1,
     BrokerHeartbeatResponse,
     DamagedReplica,
     RegisterBrokerRequest,
+    RegisterBrokerRequestV1,
     RegisterBrokerResponse,
 )
 from kafkalite.raft.controller_node import ControllerNode
@@ -115,7 +117,7 @@ class Registration:
         DuplicateBrokerRegistrationError only after two session timeouts.
         """
         config = self._config
-        request = RegisterBrokerRequest(
+        request = RegisterBrokerRequestV1(
             config.node_id,
             self._node.incarnation_id,
             self._directory_id,
@@ -125,6 +127,7 @@ class Registration:
             config.durability == FSYNC,
             self._damaged(),
             self._start_count,
+            list(SUPPORTED),
         )
         registered: RegisterBrokerResponse = await self._register_until_accepted(request)
         self._node.broker_epoch = registered.broker_epoch
@@ -239,12 +242,13 @@ class Registration:
         self, *, wants_shutdown: bool = False, timeout_ms: int = 0
     ) -> BrokerHeartbeatResponse:
         node, config = self._node, self._config
-        request = BrokerHeartbeatRequest(
+        request = BrokerHeartbeatRequestV1(
             config.node_id,
             node.broker_epoch,
             self._controller.image.metadata_offset,
             wants_shutdown,
             self._damaged(),
+            list(SUPPORTED),
         )
         patience_ms = timeout_ms or max(config.broker_session_timeout_ms // 3, 1)
         sent_ms = self._clock.monotonic_ms()

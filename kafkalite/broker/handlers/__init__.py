@@ -48,6 +48,7 @@ HANDLERS: Final[dict[int, Callable[[Services, Request, Client], HandlerResult]]]
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: admin.alter_partition_reassignments,
     ApiKey.LIST_PARTITION_REASSIGNMENTS: admin.list_partition_reassignments,
     ApiKey.UNREGISTER_BROKER: admin.unregister_broker,
+    ApiKey.UPDATE_FEATURES: admin.update_features,
     # metadata
     ApiKey.METADATA: metadata.metadata,
     ApiKey.API_VERSIONS: metadata.api_versions,
@@ -67,6 +68,7 @@ HANDLERS: Final[dict[int, Callable[[Services, Request, Client], HandlerResult]]]
     ApiKey.CHECKPOINT_HIGH_WATERMARKS: cluster.decide,
     ApiKey.REPORT_REPLICAS: cluster.decide,
     ApiKey.DESCRIBE_RECOVERY: metadata.describe_recovery,
+    ApiKey.DESCRIBE_FEATURES: metadata.describe_features,
     ApiKey.FETCH_METADATA: cluster.fetch_metadata,
     # security
     ApiKey.SASL_HANDSHAKE: security.sasl_handshake,

@@ -62,6 +62,7 @@ from kafkalite.protocol.messages.admin import (
     LogDirItem,
     TopicResult,
     UnregisterBrokerRequest,
+    UpdateFeaturesRequest,
 )
 from kafkalite.protocol.structs import PartitionResult
 
@@ -245,6 +246,17 @@ async def unregister_broker(services: Services, request: Request, _client: Clien
     """
     message: UnregisterBrokerRequest = request.message
     return Reply(await services.channel.decide(message, timeout_ms=0))
+
+
+async def update_features(services: Services, request: Request, _client: Client) -> Response:
+    """Finalise levels of features (KIP-584). A finalised level is never lowered.
+
+    Errors, per feature: those of ``metadata.feature_commands.update_features``; of the whole request
+    NOT_CONTROLLER, REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (too many commands
+    wait).
+    """
+    message: UpdateFeaturesRequest = request.message
+    return Reply(await services.channel.decide(message, timeout_ms=message.timeout_ms))
 
 
 async def alter_configs(services: Services, request: Request, _client: Client) -> Response:

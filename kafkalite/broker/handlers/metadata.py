@@ -26,6 +26,7 @@ from kafkalite.protocol.messages.metadata import (
     BrokerDescription,
     BrokerMetadata,
     DescribeClusterResponse,
+    DescribeFeaturesRequest,
     DescribeMetadataRequest,
     DescribeMetadataResponse,
     DescribeQuorumRequest,
@@ -342,7 +343,22 @@ def describe_recovery(services: Services, request: Request, _client: Client) -> 
     return _ask_controller(services, message)
 
 
-async def _ask_controller(services: Services, message: DescribeRecoveryRequest) -> Response:
+def describe_features(services: Services, request: Request, _client: Client) -> HandlerResult:
+    """Return the finalised levels of features, and the levels that each node supports (KIP-584).
+
+    Only the active controller knows them. Another broker forwards a client's request to it.
+
+    Errors: NOT_CONTROLLER, REQUEST_TIMED_OUT (no controller can be reached).
+    """
+    message: DescribeFeaturesRequest = request.message
+    if services.controller.is_active or message.node_id != NO_NODE:
+        return Reply(services.controller.describe_features())
+    return _ask_controller(services, message)
+
+
+async def _ask_controller(
+    services: Services, message: DescribeRecoveryRequest | DescribeFeaturesRequest
+) -> Response:
     forwarded = message._replace(node_id=services.config.node_id)
     return Reply(await services.channel.send(forwarded, DESCRIBE_QUORUM_TIMEOUT_MS))
 

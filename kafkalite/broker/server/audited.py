@@ -136,5 +136,8 @@ _DESCRIPTIONS: Final[Mapping[int, _Description]] = MappingProxyType(
         ),
         ApiKey.CONTROLLED_SHUTDOWN: _Description(_alone, _broker),
         ApiKey.UNREGISTER_BROKER: _Description(_alone, _broker),
+        ApiKey.UPDATE_FEATURES: _Description(
+            lambda m: m.updates, lambda item: f"{item.feature} {item.level}"
+        ),
     }
 )

@@ -18,6 +18,7 @@ from kafkalite.client.admin.descriptions import (
     CreatedTopic,
     D,
     DirectoryDescription,
+    FeatureDescription,
     GroupDescription,
     GroupListing,
     HangingTransaction,
@@ -34,6 +35,7 @@ from kafkalite.client.admin.descriptions import (
     TransactionGroupDescription,
     TransactionListing,
     described,
+    feature_description,
     producer_description,
     topic_description,
 )
@@ -107,6 +109,7 @@ from kafkalite.protocol.messages.groups import (
 )
 from kafkalite.protocol.messages.metadata import (
     DescribeClusterRequest,
+    DescribeFeaturesRequest,
     DescribeMetadataRequest,
     DescribeQuorumRequest,
     MetadataRequest,
@@ -526,6 +529,29 @@ class Admin:
         InvalidRequestError if partitions have replicas on the broker.
         """
         await self._call(messages.UnregisterBrokerRequest(checked_int("node_id", node_id)))
+
+    async def describe_features(self) -> dict[str, FeatureDescription]:
+        """Return the features by name: finalised levels, and the levels that each node supports (KIP-584)."""
+        response = await self._call(DescribeFeaturesRequest(NO_NODE))
+        return {each.feature: feature_description(each) for each in response.features}
+
+    async def update_features(
+        self, levels: Mapping[str, int], *, validate_only: bool = False, return_exceptions: bool = False
+    ) -> dict[str, BrokerError | None]:
+        """Finalise levels of features, such as ``{"metadata.version": 2}``. There is no way back.
+
+        ``validate_only`` changes nothing. Raises InvalidUpdateVersionError for a feature that the controller
+        does not know, for a lower level than the finalised one, and for a level that a broker or voter does
+        not support or, because it does not run, may not support; the message names these nodes.
+        """
+        wanted = [
+            messages.FeatureUpdate(checked_name("feature", feature), checked_int("level", level))
+            for feature, level in checked_mapping("levels", levels, '{"metadata.version": 2}').items()
+        ]
+        response = await self._call(messages.UpdateFeaturesRequest(self._timeout_ms, validate_only, wanted))
+        return _results(
+            {each.feature: _error_of(each, each.feature) for each in response.results}, return_exceptions
+        )
 
     async def controlled_shutdown(self, node_id: int, *, cluster_secret: str) -> None:
         """Make a broker transfer its leaderships and stop. Returns when the shutdown has begun.

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kafkalite.client.admin.descriptions import FeatureDescription, feature_description
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.connection import Connection, connect
 from kafkalite.client.cluster.routing import NO_NODE
@@ -22,6 +23,7 @@ from kafkalite.protocol.messages.metadata import (
     BrokerDescription,
     DescribeClusterRequest,
     DescribeClusterResponse,
+    DescribeFeaturesRequest,
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     DescribeRecoveryRequest,
@@ -196,6 +198,12 @@ async def look_at_recovery(client: ClusterClient) -> list[RecoveringPartition]:
     response = await client.call(DescribeRecoveryRequest(NO_NODE))
     found: list[RecoveringPartition] = response.message.partitions
     return found
+
+
+async def look_at_features(client: ClusterClient) -> list[FeatureDescription]:
+    """Return the features with their levels. Raises the same errors as ``ClusterClient.call``."""
+    response = await client.call(DescribeFeaturesRequest(NO_NODE))
+    return [feature_description(each) for each in response.message.features]
 
 
 async def look_from(

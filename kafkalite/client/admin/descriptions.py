@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_type_hints
 
 from kafkalite.model import NO_OFFSET, OffsetAndMetadata, TopicPartition
 from kafkalite.protocol.messages.groups import AssignedTopic
+from kafkalite.protocol.messages.metadata import FeatureDescription as FeatureMessage
 from kafkalite.protocol.messages.metadata import TopicMetadata
 from kafkalite.protocol.messages.transactions import ActiveProducer, TxnPartition
 
@@ -120,6 +121,37 @@ class ReassignmentDescription:
     adding_replicas: tuple[int, ...]
     removing_replicas: tuple[int, ...]
     isr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureDescription:
+    """A feature: the finalised level, and the levels that nodes support (KIP-584)."""
+
+    feature: str  #: such as metadata.version
+    finalized_level: int  #: the level that the cluster uses; it is never lowered
+    #: Of each broker and voter: the lowest and highest level that its program supports, or None if the node
+    #: does not run, or runs a version that does not say it.
+    nodes: dict[int, tuple[int, int] | None]
+
+    @property
+    def common_level(self) -> int:
+        """The highest level that may be finalised now, because all nodes support it."""
+        if None in self.nodes.values():
+            return self.finalized_level
+        highest = [levels[1] for levels in self.nodes.values() if levels is not None]
+        return max(self.finalized_level, min(highest, default=self.finalized_level))
+
+
+def feature_description(message: FeatureMessage) -> FeatureDescription:
+    """Convert a feature in a DescribeFeatures response."""
+    return FeatureDescription(
+        message.feature,
+        message.finalized_level,
+        {
+            node.node_id: (node.min_level, node.max_level) if node.max_level else None
+            for node in message.nodes
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)

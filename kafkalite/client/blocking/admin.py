@@ -34,6 +34,8 @@ class Admin(Twin[async_admin.Admin]):
     alter_partition_reassignments = blocking(async_admin.Admin.alter_partition_reassignments)
     list_partition_reassignments = blocking(async_admin.Admin.list_partition_reassignments)
     unregister_broker = blocking(async_admin.Admin.unregister_broker)
+    describe_features = blocking(async_admin.Admin.describe_features)
+    update_features = blocking(async_admin.Admin.update_features)
     controlled_shutdown = blocking(async_admin.Admin.controlled_shutdown)
     describe_log_dirs = blocking(async_admin.Admin.describe_log_dirs)
     describe_directories = blocking(async_admin.Admin.describe_directories)

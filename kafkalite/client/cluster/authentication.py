@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgpack
@@ -30,7 +30,14 @@ import msgpack
 from kafkalite.client.arguments import checked_name
 from kafkalite.client.cluster.connection import Connection, connect
 from kafkalite.errors import ClusterAuthorizationFailedError, InconsistentClusterIdError, InvalidRequestError
-from kafkalite.protocol.messages.cluster import ClusterHelloRequest, ClusterHelloResponse, ClusterProofRequest
+from kafkalite.protocol.messages.cluster import (
+    ClusterHelloRequest,
+    ClusterHelloRequestV1,
+    ClusterHelloResponse,
+    ClusterHelloResponseV1,
+    ClusterProofRequest,
+    FeatureRange,
+)
 
 NONCE_BYTES: Final = 32
 OPERATOR_ID: Final = -2  #: takes the place of a node id
@@ -56,9 +63,11 @@ class Authenticator:
         *,
         tls: TlsContext | None = None,
         secret_name: str = "",
+        features: Sequence[FeatureRange] = (),
     ) -> None:
         """``tls`` is used by ``dial`` for addresses that begin with ``SSL://`` or ``SASL_SSL://``.
 
+        ``features`` are the levels that this node's program supports, for the nodes that dial it.
         ``secret_name`` names a secret that an operator has given, in the error if it is wrong. "" stands for
         the secret of a node.
         """
@@ -68,6 +77,7 @@ class Authenticator:
         self._random_bytes = random_bytes
         self._tls = tls
         self._secret_name = secret_name
+        self._features = list(features)
 
     def __repr__(self) -> str:
         return f"<Authenticator of node {self.node_id} in {self.cluster_id}>"
@@ -112,7 +122,11 @@ class Authenticator:
         connection = await connect(address, client_id=client_id, timeout_ms=timeout_ms, tls=self._tls)
         try:
             hello = self.hello()
+            if connection.supports(ClusterHelloRequestV1):
+                hello = ClusterHelloRequestV1(*hello)
             response = await connection.call(hello, timeout_ms=timeout_ms)
+            if isinstance(response.message, ClusterHelloResponseV1):
+                connection.peer_features = response.message.features
             proof = self.prove(hello, response.message, node_id)
             await connection.call(proof, timeout_ms=timeout_ms)
         except BaseException:
@@ -138,7 +152,10 @@ class Authenticator:
         ids = (hello.node_id, self.node_id)
         proof = self._proof("listener", *ids, hello.nonce, nonce)
         expected = self._proof("dialler", *ids, hello.nonce, nonce)
-        return ClusterHelloResponse(0, None, self.node_id, nonce, proof), Challenge(hello.node_id, expected)
+        response = ClusterHelloResponse(0, None, self.node_id, nonce, proof)
+        if isinstance(hello, ClusterHelloRequestV1):
+            response = ClusterHelloResponseV1(0, None, self.node_id, nonce, proof, self._features)
+        return response, Challenge(hello.node_id, expected)
 
     def _proof(
         self, role: Role, dialler: int, listener: int, dialler_nonce: bytes, listener_nonce: bytes

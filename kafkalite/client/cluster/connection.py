@@ -31,6 +31,7 @@ from kafkalite.transport import is_tls, transport_for, without_security
 
 if TYPE_CHECKING:
     from kafkalite.client.cluster.login import ConnectionLogin
+    from kafkalite.protocol.messages.cluster import FeatureRange
     from kafkalite.protocol.structs import Struct
     from kafkalite.transport.tls_context import TlsContext
 
@@ -101,6 +102,8 @@ class Connection(asyncio.BufferedProtocol):
         self.on_lost: Callable[[Connection], None] | None = None
         #: Called about every PATIENCE_S while ``is_slow``.
         self.on_slow: Callable[[Connection], None] | None = None
+        #: The levels that the node at the other end supports, if it said so (``Authenticator.dial``).
+        self.peer_features: Sequence[FeatureRange] | None = None
         self.extra_patience_s = 0.0
         self._reported_slow_s = 0.0
         self._is_socket_full = False

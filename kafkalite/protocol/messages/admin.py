@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from kafkalite.limits import MAX_QUOTA_PARTS, MAX_RESOURCES_PER_REQUEST, MAX_TOPICS_PER_REQUEST
+from kafkalite.limits import (
+    MAX_FEATURES_PER_REQUEST,
+    MAX_QUOTA_PARTS,
+    MAX_RESOURCES_PER_REQUEST,
+    MAX_TOPICS_PER_REQUEST,
+)
 from kafkalite.protocol.structs import ApiResponse, AtMost, Distinct, PartitionItem, PartitionResult, Struct
 
 
@@ -288,6 +293,29 @@ class UnregisterBrokerRequest(Struct):
 
 class UnregisterBrokerResponse(ApiResponse):
     node_id: int  #: the retired id
+
+
+class FeatureUpdate(Struct):
+    feature: str
+    level: int  #: to finalise; a finalised level is never lowered
+
+
+class UpdateFeaturesRequest(Struct):
+    """A request to finalise levels of features (KIP-584)."""
+
+    timeout_ms: int
+    validate_only: bool
+    updates: Annotated[list[FeatureUpdate], AtMost(MAX_FEATURES_PER_REQUEST)]
+
+
+class UpdatedFeature(Struct):
+    feature: str
+    error_code: int
+    error_message: str | None
+
+
+class UpdateFeaturesResponse(ApiResponse):
+    results: list[UpdatedFeature]
 
 
 class ControlledShutdownRequest(Struct):

@@ -17,10 +17,26 @@ class ClusterHelloRequest(Struct):
     nonce: bytes  #: 32 random bytes, never used twice
 
 
+class ClusterHelloRequestV1(ClusterHelloRequest):
+    """The response also has the levels that the listener's program supports."""
+
+
+class FeatureRange(Struct):
+    """The levels of a feature that a node's program supports (KIP-584)."""
+
+    feature: str
+    min_level: int  #: inclusive
+    max_level: int  #: inclusive
+
+
 class ClusterHelloResponse(ApiResponse):
     node_id: int
     nonce: bytes
     proof: bytes  #: HMAC-SHA256 of both nonces and both ids in the server's role
+
+
+class ClusterHelloResponseV1(ClusterHelloResponse):
+    features: list[FeatureRange]  #: of the listener's program (R92)
 
 
 class ClusterProofRequest(Struct):
@@ -35,6 +51,10 @@ class RaftMessagesRequest(Struct):
     """Raft messages from the authenticated node. The payload contains the messages, one after the other."""
 
     lengths_bytes: list[int]
+
+
+class RaftMessagesRequestV1(RaftMessagesRequest):
+    """The eligibility messages in the payload also have the end of the sender's log (R59, R90)."""
 
 
 class RaftMessagesResponse(ApiResponse):
@@ -85,6 +105,10 @@ class RegisterBrokerRequest(Struct):
     start_count: int  #: starts in the data directory, this one included; lower in an older copy (R51)
 
 
+class RegisterBrokerRequestV1(RegisterBrokerRequest):
+    features: list[FeatureRange]  #: of the broker's program (R92); version 0: it supports the first levels
+
+
 class RegisterBrokerResponse(ApiResponse):
     broker_epoch: int
     metadata_offset: int  #: of the registration; the broker takes no role until it has replayed it (R22)
@@ -101,6 +125,10 @@ class BrokerHeartbeatRequest(BrokerRequest):
     metadata_offset: int  #: the offset up to which the broker has replayed the metadata log
     wants_shutdown: bool  #: controlled shutdown: requests that its leaderships be transferred
     damaged: DistinctReplicas[DamagedReplica]  #: replicas that have gone offline since the registration (R26)
+
+
+class BrokerHeartbeatRequestV1(BrokerHeartbeatRequest):
+    features: list[FeatureRange]  #: of the broker's program; the controller keeps them in memory only (R92)
 
 
 class BrokerHeartbeatResponse(ApiResponse):

@@ -143,6 +143,31 @@ class DescribeRecoveryResponse(ApiResponse):
     partitions: list[RecoveringPartition]
 
 
+class DescribeFeaturesRequest(Struct):
+    """Requests the finalised levels of features, and the levels that each node supports (KIP-584)."""
+
+    node_id: int  #: of the broker that forwards a client's request; -1 from a client
+
+
+class NodeFeature(Struct):
+    """The levels that the program of one broker or voter supports."""
+
+    node_id: int
+    min_level: int  #: inclusive; 0: unknown, because the node does not run, or does not say it
+    max_level: int  #: inclusive; 0: unknown
+
+
+class FeatureDescription(Struct):
+    feature: str
+    finalized_level: int
+    nodes: list[NodeFeature]  #: all brokers and voters
+
+
+class DescribeFeaturesResponse(ApiResponse):
+    metadata_offset: int  #: Kafka's epoch of the finalised levels: they are those at this offset
+    features: list[FeatureDescription]
+
+
 class DescribeMetadataRequest(Struct):
     """Requests the node at ``path`` of the metadata tree, such as ``/topics/orders/0``. Long poll."""
 

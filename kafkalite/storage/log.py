@@ -1374,7 +1374,9 @@ class Log:
         return LogOfflineError(f"the log in {self._directory} is offline: {reason}", hint=hint)
 
     def take_offline(self, reason: str) -> None:
-        """Refuse further writes for the rest of the process, because the disk has failed (R26)."""
+        """Refuse further writes for the rest of the process, because the disk has failed (R26). The log is
+        not opened again either."""
+        self.must_reopen = False
         self._go_offline(reason)
 
     def _go_offline(self, reason: str) -> None:

@@ -86,7 +86,7 @@ class LogDirs:
         self._lost: list[KnownDirectory] = []
         self._older: set[str] = set()  #: the paths of directories that may be older copies
         self._was_complete = True  #: at the start no directory was lost, unopened or an older copy
-        #: Names of logs that were found nowhere, and may be in a directory that could not be opened.
+        #: Names of logs that are or may be in a directory that could not be opened, or has failed.
         self._unfound: set[str] = set()
         #: By name of the log: where the log that replaces a damaged one is made.
         self._next_homes: dict[str, LogStore] = {}
@@ -293,8 +293,15 @@ class LogDirs:
                     "data directory failed %s", Fields(path=path, logs=len(store.loaded), reason=reason)
                 )
                 store.fail(f"the data directory {path} has failed: {reason}")
+                self._hold_back(store)
                 return list(store.loaded)
         return []
+
+    def _hold_back(self, failed: LogStore) -> None:
+        """Let ``create_log`` refuse the logs of a directory that has failed: an empty log in another
+        directory would be taken for a sound one (R81)."""
+        elsewhere = {store.name_of(tp) for store in self._working() for tp in store.loaded}
+        self._unfound |= failed.known_names() - elsewhere
 
     def _working(self) -> list[LogStore]:
         return [store for store in self._stores if store.failure is None]

@@ -225,6 +225,7 @@ class LogStore:
         self._forgotten: dict[str, None] = {}  #: the logs whose points the next checkpoint removes
         self._unrecorded: dict[str, Log] = {}  #: by name: new logs, whose existence is not recorded yet
         self._clean_ends: dict[str, CleanEnd] = {}
+        self._unloaded: set[str] = set()  #: logs that were opened here, and are not loaded
         self._retired = RetiredPaths()
         #: The logs that ``begin_replace`` set aside: their log end offsets, and the damage if known.
         self._replaced: dict[TopicPartition, tuple[int, Damage | None]] = {}
@@ -359,6 +360,7 @@ class LogStore:
         """Return (the log, the syncs that must run before it is used). The syncs are None if nothing must be
         synced."""
         directory = self._join(name)
+        self._unloaded.add(name)  # until ``_add``
         identity = PartitionIdentity(tp.topic, *_parts(name))
         point = self._points.points.get(name)
         end = self._clean_ends.pop(name, None)
@@ -409,6 +411,7 @@ class LogStore:
             if isinstance(error, StorageExhaustedError):
                 exhausted = error
                 log.release()
+                self._unloaded.add(self._names[tp])
                 del self._logs[tp], self._names[tp]
             elif isinstance(error, (StorageError, OSError)):
                 self._logs[tp] = Log.damaged(self._fs, log.directory, log.config, str(error))
@@ -541,6 +544,7 @@ class LogStore:
             logger.warning("log of a removed replica retired %s", Fields(partition=tp, directory=directory))
             self._put_away(directory, name, is_kept=is_kept)
         self._clean_ends.pop(name, None)
+        self._unloaded.discard(name)
         if is_there or name in self._points.points:
             self._forget_durably(name)
 
@@ -577,6 +581,7 @@ class LogStore:
     def _add(self, tp: TopicPartition, name: str, log: Log) -> None:
         self._logs[tp] = log
         self._names[tp] = name
+        self._unloaded.discard(name)
         log.on_moved = self._on_moved
 
     def get(self, tp: TopicPartition) -> Log | None:
@@ -608,6 +613,11 @@ class LogStore:
     def has_record_of(self, name: str) -> bool:
         """Whether the marker or a recovery point names the log ``name``, which then was here."""
         return name in self._clean_ends or name in self._points.points
+
+    def known_names(self) -> set[str]:
+        """Return the names of the logs that are or may be here, without use of the disk."""
+        recorded = {*self._points.points, *self._clean_ends, *self._unrecorded} - self._forgotten.keys()
+        return recorded.union(self._names.values(), self._unloaded)
 
     def expect(self, ends: Mapping[str, int]) -> None:
         """Record durably that these logs were here, {name: offset up to which it had records, 0 if unknown}.
@@ -666,6 +676,7 @@ class LogStore:
         """
         self._set_aside(self._join(name), name)
         self._clean_ends.pop(name, None)
+        self._unloaded.discard(name)
         self._forget_durably(name)
 
     def space(self) -> Space:
@@ -731,7 +742,7 @@ class LogStore:
         """Close a log without a sync, and remove it from the store. ``create_log`` then recovers it from its
         files."""
         log = self._logs.pop(tp)
-        del self._names[tp]
+        self._unloaded.add(self._names.pop(tp))
         log.close(clean=False)
 
     def unload_log(self, tp: TopicPartition) -> None:
@@ -752,6 +763,7 @@ class LogStore:
         name = layout.log_directory_name(topic_id, tp.partition)
         directory = self._join(name)
         self._clean_ends.pop(name, None)
+        self._unloaded.discard(name)
         self._moved.pop(directory, None)
         self._unrecorded.pop(name, None)
         self._forgotten[name] = None

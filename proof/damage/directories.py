@@ -101,6 +101,19 @@ def _creates_no_second_log() -> str | None:
     return "an empty log was made of a partition whose log is on a failed disk"
 
 
+def _opens_no_second_log() -> str | None:
+    fs = prepared()
+    dirs = open_dirs(fs)
+    dirs.release_log(TPS[1])
+    fs.fail_disk(B)
+    dirs.fail(B, "failed")
+    try:
+        dirs.create_log(TPS[1], TOPIC_ID, CONFIG)
+    except LogOfflineError:
+        return None
+    return "an empty log was made of a partition whose log is on a disk that has failed"
+
+
 def _takes_lost_logs_for_damaged() -> str | None:
     fs = prepared()
     fs.replace_disk(B)
@@ -194,6 +207,7 @@ DIRECTED: Final = {
     "R81-takes-all": _keeps_other_directories,
     "R81-unnoticed": _notices_a_failed_disk,
     "R81-created-again": _creates_no_second_log,
+    "R81-begun-again": _opens_no_second_log,
     "R82-lost-is-new": _takes_lost_logs_for_damaged,
     "R83-older-is-current": _recognises_an_older_copy,
     "R84-first-found": _uses_the_longer_log,

@@ -82,6 +82,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {"kafkalite.storage.log_dirs:LogDirs._may_be_elsewhere": _never},
     ),
     Mutant(
+        "R81-begun-again",
+        "a log whose data directory failed while it was to be opened again begins empty in another one",
+        {"kafkalite.storage.log_dirs:LogDirs._hold_back": _nothing},
+    ),
+    Mutant(
         "R62-old-log-kept",
         "a replica that is added again continues the log that it had before its removal",
         {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.errors import DataDirectoryError, LogOfflineError
+from kafkalite.errors import DataDirectoryError, LogOfflineError, StorageExhaustedError
 from kafkalite.model import NO_BROKER_EPOCH, TopicPartition
 from kafkalite.records.builder import build_batch
 from kafkalite.storage.accept_loss import accept_loss
@@ -320,6 +320,68 @@ class TestFailedDirectory:
         fs.heal()
         again = open_dirs(fs)
         assert (again.clean_start, damaged(again), ends(again)) == (False, [], [1] * len(TPS))
+
+    @pytest.mark.parametrize("is_recorded", [True, False])
+    @pytest.mark.parametrize("fails_first", [True, False])
+    def test_a_log_that_is_opened_again_does_not_begin_empty_elsewhere(
+        self, fs: MemoryFileSystem, is_recorded: bool, fails_first: bool
+    ) -> None:
+        dirs = open_dirs(fs)
+        fill(dirs)
+        if is_recorded:
+            work = dirs.begin_checkpoint()
+            assert work is not None
+            work()
+        if not fails_first:
+            dirs.release_log(TPS[1])
+        fs.fail_disk(B)
+        dirs.fail(B, "EIO")
+        if fails_first:
+            dirs.release_log(TPS[1])
+        with pytest.raises(LogOfflineError, match=f"may be in the data directory {B}, which has failed"):
+            dirs.create_log(TPS[1], TOPIC_ID, CONFIG)
+
+    def test_a_log_that_lacked_disk_space_at_the_start_does_not_begin_empty_elsewhere(
+        self, fs: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dirs = open_dirs(fs)
+        fill(dirs)
+        dirs.close(clean=False)
+        again = LogDirs.open(fs, [A, B], node_id=1)
+
+        def lack(*_arguments: Any, **_settings: Any) -> Any:
+            raise StorageExhaustedError("no space left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Log, "begin_recovery", lack)
+            with pytest.raises(StorageExhaustedError):
+                again.create_log(TPS[1], TOPIC_ID, CONFIG)
+        fs.fail_disk(B)
+        again.fail(B, "EIO")
+        with pytest.raises(LogOfflineError, match="which has failed"):
+            again.create_log(TPS[1], TOPIC_ID, CONFIG)
+
+    def test_a_log_that_must_be_opened_again_is_offline_if_its_disk_fails(self, fs: MemoryFileSystem) -> None:
+        dirs = open_dirs(fs)
+        log = dirs.get(TPS[1])
+        assert log is not None
+        log.must_reopen = True
+        dirs.fail(B, "EIO")
+        assert not log.must_reopen
+
+    def test_a_log_that_has_left_a_failed_disk_is_opened_again(self, fs: MemoryFileSystem) -> None:
+        dirs = open_dirs(fs)
+        fill(dirs)
+        copy = dirs.begin_copy(TPS[1], A)
+        copy.begin(copy.read(1))
+        copy.append(copy.read(), 0)
+        copy.source.freeze()
+        dirs.complete_copy(copy)
+        dirs.replace_by_copy(TPS[1], copy)
+        fs.fail_disk(B)
+        dirs.fail(B, "EIO")
+        dirs.release_log(TPS[1])
+        assert dirs.create_log(TPS[1], TOPIC_ID, CONFIG).log_end_offset == 1
 
     def test_a_full_disk_has_not_failed(self, fs: MemoryFileSystem) -> None:
         dirs = open_dirs(fs)

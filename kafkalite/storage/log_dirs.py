@@ -85,6 +85,8 @@ class LogDirs:
         #: Directories of which nothing is left: another directory, or none, is in the place of each.
         self._lost: list[KnownDirectory] = []
         self._older: set[str] = set()  #: the paths of directories that may be older copies
+        #: By path of such a directory: its logs that must be fetched again. None before ``distrust``.
+        self._suspects: dict[str, dict[TopicPartition, Log]] | None = None
         self._was_complete = True  #: at the start no directory was lost, unopened or an older copy
         #: Names of logs that are or may be in a directory that could not be opened, or has failed.
         self._unfound: set[str] = set()
@@ -179,23 +181,28 @@ class LogDirs:
         )
 
     def _count_start(self, store: LogStore, known: KnownDirectory | None) -> int:
-        """Count this start in the directory, durably, and return the number.
+        """Count this start in the directory, durably, and return the number for the first directory.
 
         Note whether the directory may be an older copy: it was used in fewer starts than the first directory
-        knows (R83).
+        knows (R83). Then nothing is counted, so that the next start notices it, too, unless
+        ``begin_checkpoint`` has found that no log of it is suspect any more.
         """
         path = layout.join(store.path, layout.LOG_DIR_STARTS_FILE)
         starts = _read_starts(self._fs, path)
         if not store.is_new and is_older_directory(starts, None if known is None else known.starts):
             self._older.add(store.path)
+            return starts + 1 if known is None else known.starts
         known_starts = 0 if known is None else known.starts
         try:
-            more = max(starts, known_starts) + 1
-            self._fs.write_atomically(path, encode_lines(LOG_DIR_STARTS, [str(more)]))
+            self._write_starts(store.path, more := max(starts, known_starts) + 1)
         except StorageExhaustedError as error:  # this start does not count
             logger.warning("start not counted %s", Fields(path=path, error=error))
-            return min(starts, known_starts)
+            return known_starts
         return more
+
+    def _write_starts(self, path: str, starts: int) -> None:
+        file = layout.join(path, layout.LOG_DIR_STARTS_FILE)
+        self._fs.write_atomically(file, encode_lines(LOG_DIR_STARTS, [str(starts)]))
 
     def _read_known(self) -> list[KnownDirectory]:
         path = self._known_path
@@ -277,6 +284,45 @@ class LogDirs:
     def is_from_older_copy(self, tp: TopicPartition) -> bool:
         """Whether the log is in a directory that may be an older copy of itself (R83)."""
         return self.path_of(tp) in self._older
+
+    def distrust(self, keys: Iterable[TopicPartition]) -> None:
+        """Note that these loaded logs of older copies must be fetched again, and later ones of further calls
+        (R83)."""
+        self._suspects = self._suspects or {path: {} for path in self._older}
+        for tp in keys:
+            store = self._loaded(tp)
+            self._suspects[store.path][tp] = store.loaded[tp]
+        if self._older and self.on_moved is not None:
+            self.on_moved()
+
+    def _trusted_again(self) -> list[LogStore]:
+        """Return the older copies without suspect logs: each was replaced by a complete one, or deleted."""
+        if not self._older or self._suspects is None:
+            return []
+        suspects = self._suspects
+        return [
+            store
+            for store in self._working()
+            if store.path in self._older
+            and not store.has_unloaded
+            and not any(self._is_suspect(store, tp, log) for tp, log in suspects[store.path].items())
+        ]
+
+    @staticmethod
+    def _is_suspect(store: LogStore, tp: TopicPartition, suspect: Log) -> bool:
+        log = store.get(tp)
+        return log is suspect or store.replaced_end(tp) is not None or (log is not None and log.is_damaged)
+
+    def _trust(self, store: LogStore) -> None:
+        """Count a start in a directory that was an older copy, so that it is none. May run in any thread."""
+        directory_id = store.identity.directory_id
+        starts = 1 + next(one.starts for one in self._known if one.directory_id == directory_id)
+        self._write_starts(store.path, starts)
+        self._write_known(
+            [one._replace(starts=starts) if one.directory_id == directory_id else one for one in self._known]
+        )
+        self._older.discard(store.path)
+        logger.info("data directory is trusted again %s", Fields(path=store.path))
 
     def probes(self) -> dict[str, Callable[[], None]]:
         """Return, for each directory that works, a function that raises an OSError if its disk does not. The
@@ -623,8 +669,10 @@ class LogDirs:
             store.on_moved = callback
 
     def begin_checkpoint(self) -> Callable[[], None] | None:
-        """As ``LogStore.begin_checkpoint``, for every directory that works."""
-        return _together(store.begin_checkpoint() for store in self._working())
+        """As ``LogStore.begin_checkpoint``, for every directory that works. If all logs of an older copy were
+        fetched again, the function records that, too (R83)."""
+        checkpoints = [store.begin_checkpoint() for store in self._working()]
+        return _together([*checkpoints, *(partial(self._trust, one) for one in self._trusted_again())])
 
     def begin_removal(
         self, now_ms: int, files: Iterable[str] = (), delay_ms: int = 60_000

@@ -614,6 +614,11 @@ class LogStore:
         """Whether the marker or a recovery point names the log ``name``, which then was here."""
         return name in self._clean_ends or name in self._points.points
 
+    @property
+    def has_unloaded(self) -> bool:
+        """Whether a log was opened here and is not loaded, because it is to be opened again."""
+        return bool(self._unloaded)
+
     def known_names(self) -> set[str]:
         """Return the names of the logs that are or may be here, without use of the disk."""
         recorded = {*self._points.points, *self._clean_ends, *self._unrecorded} - self._forgotten.keys()

@@ -132,6 +132,21 @@ def _recognises_an_older_copy() -> str | None:
     return None if is_noticed else "an older copy of a directory was used"
 
 
+def _recognises_it_again() -> str | None:
+    fs = prepared()
+    older = fs.read_bytes(f"{B}/{LOG_DIR_STARTS_FILE}")
+    open_dirs(fs).close()
+    fs.write_atomically(f"{B}/{LOG_DIR_STARTS_FILE}", older)
+    dirs = open_dirs(fs)
+    dirs.distrust([TPS[1]])
+    work = dirs.begin_checkpoint()
+    if work is not None:
+        work()
+    dirs.close()
+    is_noticed = open_dirs(fs).is_from_older_copy(TPS[1])
+    return None if is_noticed else "an older copy of a directory was trusted by the next start"
+
+
 def _uses_the_longer_log() -> str | None:
     fs = MemoryFileSystem()
     for path, count in ((A, 1), (B, 2)):
@@ -210,6 +225,7 @@ DIRECTED: Final = {
     "R81-begun-again": _opens_no_second_log,
     "R82-lost-is-new": _takes_lost_logs_for_damaged,
     "R83-older-is-current": _recognises_an_older_copy,
+    "R83-forgotten": _recognises_it_again,
     "R84-first-found": _uses_the_longer_log,
     "R85-unsynced-copy": _syncs_the_copy,
     "R85-not-frozen": _freezes_the_log,

@@ -180,6 +180,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {"kafkalite.storage.log_dirs:is_older_directory": _never},
     ),
     Mutant(
+        "R83-forgotten",
+        "an older copy of a data directory is trusted before its logs were fetched again",
+        {f"{_DIRS}._is_suspect": _never},
+    ),
+    Mutant(
         "R85-not-frozen",
         "a log takes appends while its copy replaces it",
         {"kafkalite.storage.log:Log.freeze": _nothing},

@@ -13,6 +13,7 @@ from kafkalite import Admin
 from kafkalite.broker.broker import Broker
 from kafkalite.errors import DataDirectoryError, DeliveryTimeoutError
 from kafkalite.model import TopicPartition
+from kafkalite.storage.layout import LOG_DIR_STARTS_FILE
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing import Cluster
 from kafkalite.testing.virtual_clock import VirtualClock
@@ -188,6 +189,31 @@ class TestReplacedDisk:
             await cluster.start(1, 2, 3)
             await cluster.wait_until(lambda: in_sync(cluster, 3))
             assert await values(cluster) == [b"1"] * PARTITIONS
+
+
+class TestOlderCopy:
+    """R83"""
+
+    async def test_its_logs_are_fetched_again_in_each_start_until_they_are_complete(self) -> None:
+        async with three_nodes() as cluster:
+            suspects = homes(cluster, 1)["disk-2"]
+            file = f"{cluster.directories(1)[1]}/{LOG_DIR_STARTS_FILE}"
+            disk = cluster.nodes[1].filesystem
+            assert disk is not None
+            older = disk.read_bytes(file)
+            await cluster.stop(1)
+            await cluster.start(1)
+            await cluster.wait_until(lambda: in_sync(cluster, 3))
+            await cluster.stop(1)
+            disk.write_atomically(file, older)
+            await cluster.start(1)
+            await cluster.wait_until(lambda: in_sync(cluster, 3))
+            kept = [name for name in disk.list_dir(cluster.directories(1)[1]) if ".damaged-" in name]
+            assert len(kept) >= len(suspects)
+            await cluster.wait_until(lambda: disk.read_bytes(file) != older)  # it is trusted again
+            await cluster.stop(1)
+            await cluster.start(1)
+            assert cluster.brokers[1].partitions.damaged_count == 0
 
 
 class TestStart:

@@ -77,6 +77,12 @@ def damaged(dirs: LogDirs) -> list[int]:
     return [tp.partition for tp in TPS if (log := dirs.get(tp)) is not None and log.is_damaged]
 
 
+def checkpoint(dirs: LogDirs) -> None:
+    work = dirs.begin_checkpoint()
+    if work is not None:
+        work()
+
+
 class TestPlacing:
     def test_new_logs_are_spread_over_the_directories(self, fs: MemoryFileSystem) -> None:
         assert homes(open_dirs(fs)) == {A: [0, 2, 4], B: [1, 3, 5]}
@@ -407,6 +413,76 @@ class TestOlderCopy:
         assert "data directory may be an older copy" in caplog.text
         assert (again.is_from_older_copy(TPS[1]), again.is_from_older_copy(TPS[0])) == (True, False)
         assert not again.clean_start
+
+    def older(self, fs: MemoryFileSystem) -> None:
+        """Leave directories of which B may be an older copy."""
+        open_dirs(fs).close()
+        older = fs.read_bytes(f"{B}/{LOG_DIR_STARTS_FILE}")
+        dirs = open_dirs(fs)
+        fill(dirs)
+        dirs.close()
+        fs.write_atomically(f"{B}/{LOG_DIR_STARTS_FILE}", older)
+
+    def test_an_older_copy_is_noticed_until_its_logs_were_fetched_again(self, fs: MemoryFileSystem) -> None:
+        self.older(fs)
+        for clean in (True, False, True):
+            dirs = open_dirs(fs)
+            assert dirs.is_from_older_copy(TPS[1])
+            dirs.close(clean=clean)
+        dirs = open_dirs(fs)
+        log = dirs.get(TPS[1])
+        assert log is not None
+        log.mark_damaged("an older copy")
+        dirs.distrust([TPS[1]])
+        checkpoint(dirs)
+        dirs.close()
+        dirs = open_dirs(fs)
+        assert dirs.is_from_older_copy(TPS[1])  # nothing was fetched
+        log = dirs.get(TPS[1])
+        assert log is not None
+        log.mark_damaged("an older copy")
+        dirs.distrust([TPS[1]])
+        exchange = dirs.begin_replace(TPS[1])
+        exchange.run()
+        exchange.finish(CONFIG)
+        append(dirs.create_log(TPS[1], TOPIC_ID, CONFIG))
+        checkpoint(dirs)
+        assert dirs.is_from_older_copy(TPS[1])  # the damaged log can be put back (R52)
+        dirs.keep_replacement(TPS[1])
+        checkpoint(dirs)
+        dirs.close()
+        assert not open_dirs(fs).is_from_older_copy(TPS[1])
+
+    def test_an_older_copy_without_suspect_logs_is_trusted(self, fs: MemoryFileSystem) -> None:
+        self.older(fs)
+        dirs = open_dirs(fs)
+        dirs.distrust([])
+        checkpoint(dirs)
+        dirs.close()
+        assert not open_dirs(fs).is_from_older_copy(TPS[1])
+
+    def test_an_unknown_directory_is_noticed_by_each_start(self, fs: MemoryFileSystem) -> None:
+        dirs = open_dirs(fs)
+        fill(dirs)
+        dirs.close()
+        open_dirs(fs, A).close()
+        for _ in range(3):
+            again = open_dirs(fs)
+            assert again.is_from_older_copy(TPS[1])
+            again.close()
+
+    def test_a_full_disk_hides_no_older_copy(
+        self, fs: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.older(fs)
+
+        def lack(*_arguments: Any) -> None:
+            raise StorageExhaustedError("no space left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LogDirs, "_write_starts", lack)
+            open_dirs(fs).close()
+        assert open_dirs(fs).is_from_older_copy(TPS[1])
 
     def test_a_directory_that_missed_starts_is_none(self, fs: MemoryFileSystem) -> None:
         open_dirs(fs).close()

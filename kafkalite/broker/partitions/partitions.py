@@ -361,7 +361,7 @@ class Partitions:
             if self._incarnation_id is not None and image.brokers[self._node_id].is_restored:
                 self._distrust_all(image)
             elif self._store.are_several:
-                self._distrust_older(image)
+                self._distrust_older(self._local(image))
         names = changes.configs_changed
         if changes.broker_configs_changed:
             names = tuple(image.topics)
@@ -449,17 +449,23 @@ class Partitions:
             "data directory is an older copy, all replicas are fetched again %s",
             Fields(path=self._store.path),
         )
-        self._distrust(image, lambda _key: True)
+        self._distrust(self._local(image), lambda _key: True)
 
-    def _distrust_older(self, image: ClusterImage) -> None:
+    def _distrust_older(self, partitions: Iterable[LocalPartition]) -> None:
         """As ``_distrust_all``, for replicas in further data directories that may be older copies (R83)."""
-        self._distrust(image, self._store.is_from_older_copy)
+        self._store.distrust(self._distrust(partitions, self._store.is_from_older_copy))
 
-    def _distrust(self, image: ClusterImage, is_suspect: Callable[[TopicPartition], bool]) -> None:
-        for key, _, state in self._local(image):
+    def _distrust(
+        self, partitions: Iterable[LocalPartition], is_suspect: Callable[[TopicPartition], bool]
+    ) -> list[TopicPartition]:
+        """Mark the suspect replicas of partitions with several replicas as damaged. Return them."""
+        found: list[TopicPartition] = []
+        for key, _, state in partitions:
             hosted = self._hosted.get(key)
             if hosted is not None and not state.is_only_copy(self._node_id) and is_suspect(key):
                 hosted.mark_damaged("the data directory was replaced by an older copy")
+                found.append(key)
+        return found
 
     def may_take_roles(self) -> bool:
         """Whether this broker may lead or follow: an image has shown this process's registration (R22)."""
@@ -537,6 +543,8 @@ class Partitions:
             if key in self._hosted:
                 del self._unopened[key]
                 self._roleless[key] = None
+                if self._is_complete and self._store.is_from_older_copy(key):
+                    self._distrust_older([LocalPartition(key, topic_id, state)])
         if self._roleless and self.may_take_roles():
             local = [one for one in self._local(self._image) if one.topic_partition in self._roleless]
             self._assign(local, self._image)

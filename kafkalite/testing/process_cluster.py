@@ -31,7 +31,7 @@ from kafkalite.client.admin.cluster_health import ClusterView, RequestedState, l
 from kafkalite.errors import ClientError, KafkaliteError
 from kafkalite.parent_pipe import PARENT_PIPE, stdin_for_children
 from kafkalite.testing.proxy import FaultyProxy, Link, client_id_of
-from kafkalite.transport.free_ports import ReservedPorts
+from kafkalite.testing.reserved_ports import ReservedPorts
 
 #: The node id of the first separate controller.
 FIRST_CONTROLLER: Final = 101

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
 from typing import Final
 
 from kafkalite.errors import ListenError
@@ -28,32 +27,6 @@ def free_ports(count: int, *, host: str = "127.0.0.1", rng: Rng | None = None) -
         if port not in found and _is_free(host, port):
             found[port] = None
     raise ListenError(f"cannot find {count} free ports between {_FIRST} and {_STOP}")
-
-
-class ReservedPorts:
-    """Free ports that ``free_ports`` returns to no other program before ``close``, also while the servers for
-    which they are meant have not started yet or are down.
-
-    Servers can listen on them if they set SO_REUSEADDR, as asyncio and uvloop do: each port is held by a
-    socket with this option that never listens.
-    """
-
-    def __init__(self, count: int, *, host: str = "127.0.0.1") -> None:
-        """Reserve ``count`` distinct ports on ``host``. Raises ListenError."""
-        self.ports: list[int] = []
-        self._held: list[socket.socket] = []
-        while len(self.ports) < count:
-            (port,) = free_ports(1, host=host)
-            holder = _probe(host)
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._held.append(holder)
-            with suppress(OSError):  # another program was faster
-                holder.bind((host, port))
-                self.ports.append(port)
-
-    def close(self) -> None:
-        for holder in self._held:
-            holder.close()
 
 
 def check_free(address: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 import kafkalite
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.log_store import LogStore
-from kafkalite.transport.free_ports import ReservedPorts
+from kafkalite.testing.reserved_ports import ReservedPorts
 from proof.waiting import eventually
 
 READY_S = 30.0

@@ -11,8 +11,9 @@ import pytest
 from kafkalite.errors import ClientError, ListenError
 from kafkalite.testing import ProcessCluster
 from kafkalite.testing.process_cluster import NodeFailedError
+from kafkalite.testing.reserved_ports import ReservedPorts
 from kafkalite.transport import free_ports as module
-from kafkalite.transport.free_ports import ReservedPorts, free_ports
+from kafkalite.transport.free_ports import free_ports
 from proof.waiting import eventually
 
 

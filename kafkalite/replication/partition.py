@@ -390,7 +390,7 @@ class Partition:
         self.resign()
         filled_from = self._filled_by(state)
         must_start_over = self.must_start_over(filled_from, state.leader)
-        if filled_from not in (None, state.leader):
+        if state.leader >= 0 and filled_from not in (None, state.leader):
             filled_from = _NO_BROKER
         self.partition_epoch = state.partition_epoch
         if self.log.offline_reason is None:

@@ -103,6 +103,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {"kafkalite.broker.partitions.partitions:Partitions.is_better_log": lambda partition, state: False},
     ),
     Mutant(
+        "R71-lost-later",
+        "a removal that is replayed before an unclean election deletes the log",
+        {"kafkalite.broker.partitions.partitions:Partitions.has_lost_since": lambda state, loss_epoch: False},
+    ),
+    Mutant(
         "R63-replay-deletes",
         "a broker that starts deletes a log when it replays an old removal of its replica",
         {

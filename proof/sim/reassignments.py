@@ -16,7 +16,7 @@ from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import KafkaliteError
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import TopicPartition
-from proof.sim.nodes import DATA_PATH
+from proof.sim.nodes import DATA_PATH, SimNode
 from proof.sim.stage import Stage, play, values_of
 from proof.sim.workload import CLIENT_SETTINGS
 
@@ -118,10 +118,40 @@ async def leaves_after_a_loss(stage: Stage) -> str | None:
     await _moved(stage, short, spare)
     nodes[complete].start()
     await stage.whole()
+    return _is_deleted(stage, nodes[complete], "the only log with acknowledged records")
+
+
+def _is_deleted(stage: Stage, node: SimNode, what: str) -> str | None:
+    """Return the violation of R71 if the node has no files of the partition."""
     topic_id = stage.observer.image.topics[KEY.topic].topic_id
-    names = nodes[complete].host.filesystem.list_dir(DATA_PATH)
+    names = node.host.filesystem.list_dir(DATA_PATH)
     logs = [name for name in names if name.startswith(f"{topic_id}-0") and not name.endswith(".deleted")]
-    return None if logs else f"R71: node {complete} has deleted the only log with acknowledged records"
+    return None if logs else f"R71: node {node.node_id} has deleted {what}"
+
+
+async def leaves_before_a_loss(stage: Stage) -> str | None:
+    """Schedule: a replica that is down is removed, then another one is elected uncleanly, and the node
+    returns. It replays the removal before the election."""
+    configs = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+    await stage.open(KEY.topic, replication_factor=2, configs=configs)
+    removed, stays = _state(stage).replicas
+    nodes = {node.node_id: node for node in stage.nodes if node.is_broker}
+    (spare,) = nodes.keys() - {removed, stays}
+    await stage.on("writer", stage.write_segment(KEY, b"kept", b"value"))
+    nodes[removed].kill()
+    await stage.until(lambda: _state(stage).isr == (stays,))
+    await _reassign(stage, stays, spare)
+    await _moved(stage, stays, spare)
+    nodes[spare].kill()
+    await stage.until(lambda: _state(stage).isr == (stays,))
+    await stage.on("writer", stage.write_segment(KEY, b"lost", b"value"))
+    nodes[stays].kill()
+    nodes[spare].start()
+    await stage.until(lambda: _state(stage).leader == spare, PATIENCE_S)
+    nodes[stays].start()
+    nodes[removed].start()
+    await stage.whole()
+    return _is_deleted(stage, nodes[removed], "a log from before an unclean election")
 
 
 async def _killed(stage: Stage, victim: int, after_s: float, *, loses_power: bool) -> str | None:
@@ -174,5 +204,6 @@ def killed(victim: int, after_s: float, *, loses_power: bool = False) -> str | N
 DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R62-old-log-kept": partial(play, returns_with_old_log, settings={"log_cleaner_backoff_ms": 1_000}),
     "R71-lost-deleted": partial(play, leaves_after_a_loss, controllers=1),
+    "R71-lost-later": partial(play, leaves_before_a_loss, controllers=1),
     "R63-replay-deletes": partial(play, replays_its_removal, controllers=1),
 }

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from kafkalite.broker.handlers.replica_fetch import _Updates
+from kafkalite.broker.quotas.replication_quota import ReplicationQuota
 from kafkalite.broker.replication.fetch_sessions import MAX_EPOCH, FetchSession, FetchSessions
 from kafkalite.errors import FetchSessionIdNotFoundError, InvalidFetchSessionEpochError
+from kafkalite.metadata.throttles import Throttle
+from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.cluster import ReplicaFetchPartition, ReplicaFetchRequest
+from kafkalite.storage.log import Slice
 
 TOPIC = "a" * 32
+BATCH_BYTES = 1 << 14
 
 
 class FakePoll:
@@ -150,7 +157,47 @@ def test_records_of_a_throttled_replica_wait_and_others_do_not(session: FetchSes
     other.on_appended(100)
     assert (list(session.ready), poll.woken) == ([other], 1)
     session.end_throttling()
-    assert (list(session.ready), session.throttled) == ([other, throttled], {})
+    assert (list(session.ready), session.throttled) == ([throttled, other], {})
+
+
+class _Led:
+    """A partition whose leader always has more records, in batches of 16 KiB."""
+
+    high_watermark, log_start_offset, leader_epoch = 1 << 40, 0, 0
+
+    def __init__(self, number: int) -> None:
+        self.key = TopicPartition("t", number)
+
+    def awaits(self, _node_id: int) -> bool:
+        return False
+
+    def read_for_replica(self, _offset: int, max_bytes: int, *, is_checked: bool) -> Slice:
+        size_bytes = max(1, max_bytes // BATCH_BYTES) * BATCH_BYTES
+        return Slice([memoryview(bytes(size_bytes))], size_bytes, 0)
+
+
+@pytest.mark.parametrize("turnaround_ms", [2, 20, 60, 200])
+def test_a_throttled_partition_does_not_starve_beside_another(
+    session: FetchSession, turnaround_ms: int
+) -> None:
+    """A follower lists what it has received at once, so one partition could use up the quota each time."""
+    quota = ReplicationQuota()
+    quota.update(Throttle(1_000_000, {"t": None}), 0)
+    message = request(session.session_id, 1)
+    now_ms, sent, listed = 0, Counter({0: 0, 1: 0}), [0, 1]
+    while now_ms < 20_000:
+        for number in listed:
+            replica = session.list(position(sent[number], partition=number))
+            replica.hosted = _Led(number)
+            session.ready[replica] = None
+        while not (updates := _Updates(session, message, 10 << 20, quota, now_ms)).is_due:
+            now_ms += max(1, quota.wait_ms(now_ms))
+        received = [one for one in updates.reply().message.partitions if one.length_bytes]
+        for one in received:
+            sent[one.partition] += one.length_bytes
+        listed = [one.partition for one in received]
+        now_ms += turnaround_ms
+    assert min(sent.values()) > 0.4 * sent.total(), sent
 
 
 def test_a_throttled_replica_that_is_awaited_wakes_its_request(session: FetchSession) -> None:

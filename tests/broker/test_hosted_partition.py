@@ -16,7 +16,7 @@ from kafkalite.metadata.image import PartitionState
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition, ReplicaFetchPartition
 from kafkalite.records.builder import build_batch
-from kafkalite.records.header import stamp
+from kafkalite.records.header import check, stamp
 from kafkalite.replication.follower import NextFetch
 from kafkalite.replication.partition import Partition
 from kafkalite.storage.compaction_swap import SwapWork
@@ -129,6 +129,21 @@ async def test_r68_a_follower_syncs_at_once_until_it_is_in_sync() -> None:
     assert disk.marked == [hosted]
     hosted.follow(PartitionState((1, 2), (1,), 1, 0, 2))  # what it has copied may be missing elsewhere
     assert disk.marked == [hosted, hosted]
+
+
+async def test_batches_from_before_a_change_to_fsync_are_synced() -> None:
+    disk = BusyDisk()
+    log = Log.create(MemoryFileSystem(), "/t-0", LogConfig(durability=PAGE_CACHE))
+    partition = Partition(TopicPartition("t", 0), "id", log, broker_id=1)
+    hosted = HostedPartition(partition, Waiters(asyncio.get_running_loop()), disk)  # type: ignore[arg-type]
+    hosted.lead(PartitionState((1,), (1,), 1, 0, 0), now_ms=0, known_high_watermark=0)
+    batch = bytearray(build_batch([b"v"], timestamps_ms=1))
+    partition.append(batch, check(batch), 1)
+    disk.marked.clear()
+    hosted.reconfigure(LogConfig(durability=PAGE_CACHE), partition.settings)
+    assert disk.marked == []
+    hosted.reconfigure(LogConfig(), partition.settings)
+    assert disk.marked == [hosted]
 
 
 def answer(size_bytes: int, log_start_offset: int) -> ReplicaFetchedPartition:

@@ -50,6 +50,16 @@ def test_spent_bytes_count_on_unless_the_rate_changes(quota: ReplicationQuota) -
     assert quota.allowed_bytes(0) == UNLIMITED
 
 
+@pytest.mark.parametrize("rate", [1, 2, 3, 7, 20])
+def test_the_slowest_rates_allow_a_batch_after_a_while(rate: int) -> None:
+    quota = ReplicationQuota()
+    assert quota.update(Throttle(rate, {"t": None}), 0)
+    assert quota.allowed_bytes(0) >= 1
+    quota.spend(100, 0)
+    assert quota.allowed_bytes(90_000 // rate) == 0
+    assert quota.allowed_bytes(102_000 // rate + 1_000) >= 1
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(1, 50_000)), min_size=1, max_size=200),
     st.integers(1, 10**6),

@@ -451,6 +451,20 @@ def test_r69_a_replica_that_was_never_in_sync_starts_over_under_another_leader(i
     assert added.partition.fetch_position().fetch_offset == 2
 
 
+def test_r69_a_replica_goes_on_if_the_same_leader_returns_after_a_time_without_one():
+    leader, added = Node(1, is_compacted=True), Node(3, is_compacted=True)
+    for node in (leader, added):
+        node.role(1, 0, isr=(1,))
+    leader.write(b"a")
+    added.fetch(leader)
+    for leader_id, epoch in ((-1, 1), (1, 2)):  # the leader restarts
+        added.role(leader_id, epoch, version=epoch, isr=())
+        assert added.partition.fetch_position().fetch_offset == 1
+    for leader_id, epoch in ((-1, 3), (2, 4)):
+        added.role(leader_id, epoch, version=epoch, isr=())
+    assert added.partition.fetch_position().fetch_offset == 0
+
+
 @pytest.mark.parametrize("added", [(), ((3, 1),)])
 @pytest.mark.parametrize("is_replacement", [True, False])
 def test_r69_after_a_restart_the_leader_that_filled_a_replica_is_unknown(added, is_replacement):

@@ -438,6 +438,7 @@ class HostedPartition:
         """Apply a changed configuration of the topic."""
         self.complete_work()
         self._on_in_sync_changed(moved=self.partition.reconfigure(config, settings))
+        self._sync_rest()
 
     # --- following
 

@@ -131,8 +131,8 @@ class Partitions:
         self.on_offline: Callable[[], None] = lambda: None
         self._probing: set[str] = set()  #: the data directories whose disks are being probed
         #: The replicas whose removal was replayed before ``_is_complete``, by topic id and partition (R63),
-        #: and whether their files are kept (R71).
-        self._removed: dict[tuple[str, int], tuple[TopicPartition, bool]] = {}
+        #: whether their files are kept, and the leader epoch of the latest unclean election then (R71).
+        self._removed: dict[tuple[str, int], tuple[TopicPartition, bool, int]] = {}
         self._image = ClusterImage()
         self.has_compacted = Signal()  #: set when a compacted topic is added; cleared by the cleaner
         self.has_failed = Signal()  #: set when ``retry`` has something to do
@@ -388,7 +388,9 @@ class Partitions:
         """Close the log of a replica that old metadata remove, and keep its files (R63). A later image may
         have another topic of the same name, whose log must take its place."""
         key = local.topic_partition
-        self._removed[local.topic_id, key.partition] = key, self._must_keep(local, image)
+        state = image.partition_of(local.topic_id, key.partition)
+        loss_epoch = NO_EPOCH if state is None else state.loss_epoch
+        self._removed[local.topic_id, key.partition] = key, self._must_keep(local, image), loss_epoch
         if self._take_out(local) is not None:
             self._store.unload_log(key)
 
@@ -399,9 +401,10 @@ class Partitions:
         Earlier images delete none of them (R63). Topics that were deleted since then have none here either.
         Replicas that were added again begin with an empty log (R62).
         """
-        for (topic_id, number), (key, is_kept) in self._removed.items():
+        for (topic_id, number), (key, is_kept, loss_epoch) in self._removed.items():
             state = image.partition_of(topic_id, number)
             if state is None or self._node_id not in state.replicas:
+                is_kept = is_kept or self.has_lost_since(state, loss_epoch)
                 delete = partial(self._store.delete_unloaded, is_kept=is_kept)
                 self._delete_files(delete, key, topic_id)
         self._removed.clear()
@@ -766,6 +769,11 @@ class Partitions:
         state = image.partition_of(local.topic_id, local.topic_partition.partition)
         hosted = self._hosted.get(local.topic_partition)
         return state is not None and hosted is not None and self.is_better_log(hosted.partition, state)
+
+    @staticmethod
+    def has_lost_since(state: PartitionState | None, loss_epoch: int) -> bool:
+        """Whether an unclean election after that in ``loss_epoch`` may have lost committed records (R71)."""
+        return state is not None and state.loss_epoch > loss_epoch
 
     @staticmethod
     def is_better_log(partition: Partition, state: PartitionState) -> bool:

@@ -11,7 +11,7 @@ from kafkalite.broker.quotas.rates import TokenBucket
 from kafkalite.limits import KIB
 from kafkalite.metadata.throttles import UNLIMITED, Throttle
 
-#: The bytes that may follow at once after a pause are those of this time.
+#: The bytes that may follow at once after a pause are those of this time, but at least one.
 BURST_MS: Final = 500
 #: Nothing is allowed until the bytes of this time, or MAX_LEAST_BYTES, may be sent, so that a slow rate does
 #: not become many small responses.
@@ -24,8 +24,9 @@ MAX_WAIT_MS: Final = 100
 class ReplicationQuota:
     """The quota of a broker in one direction: as leader or as follower.
 
-    Invariant: over any time, the spent bytes exceed the rate times that time by at most the bytes of BURST_MS
-    and those of one response, which later responses wait for.
+    Invariants: over any time, the spent bytes exceed the rate times that time by at most the bytes of
+    BURST_MS, but at least one, and those of one response, which later responses wait for. After a long enough
+    time something is allowed, whatever the rate.
     """
 
     __slots__ = ("_bucket", "_least", "throttle")
@@ -45,8 +46,10 @@ class ReplicationQuota:
             return False
         if throttle.rate != self.throttle.rate:
             limited = throttle.rate != UNLIMITED
-            self._bucket = TokenBucket(throttle.rate, now_ms, BURST_MS) if limited else None
             self._least = max(1, min(throttle.rate * LEAST_MS // 1000, MAX_LEAST_BYTES))
+            # The bucket must have room for the least number of bytes, or none would ever be allowed.
+            burst_ms = max(BURST_MS, math.ceil(1000 * self._least / throttle.rate))
+            self._bucket = TokenBucket(throttle.rate, now_ms, burst_ms) if limited else None
         self.throttle = throttle
         return True
 

@@ -172,9 +172,10 @@ class FetchSession:
         self.throttled[replica] = None
 
     def end_throttling(self) -> None:
-        """Let the records of throttled replicas be sent again, after those of others."""
-        self.ready.update(self.throttled)
-        self.throttled.clear()
+        """Let the records of throttled replicas be sent again, before those of others: a replica that has
+        just listed its next position must not use up the quota each time."""
+        self.ready = self.throttled | self.ready
+        self.throttled = {}
 
     def end_throttling_of(self, key: PartitionKey) -> None:
         """Send the records of the partition soon if they wait for the leader's quota."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from kafkalite.client.admin.admin import Admin
 from kafkalite.client.producer.producer import Producer
+from kafkalite.errors import DeliveryTimeoutError
 from kafkalite.metadata.throttles import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE, LEADER_REPLICAS
 from kafkalite.model import TopicPartition
 from proof.sim.stage import Stage, play
@@ -99,7 +100,10 @@ async def writes_while_throttled(stage: Stage, sides: tuple[str, ...]) -> str | 
     """Schedule: all replicas are throttled to almost nothing, and a client writes to replicas in sync."""
     await stage.open(TOPIC)
     await _throttle(stage, sides, 1)
-    longest_s = await stage.on("writer", _write(stage, 1, 20))
+    try:
+        longest_s = await stage.on("writer", _write(stage, 1, 20))
+    except DeliveryTimeoutError as error:
+        return f"R70: replicas in sync are throttled: {error}"
     if longest_s > _SOON_S:
         return f"R70: a record took {longest_s:.2f} s, because replicas in sync are throttled"
     return None

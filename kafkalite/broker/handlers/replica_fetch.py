@@ -269,7 +269,7 @@ class _Updates:
         """Whether the records for ``replica`` count against the leader's quota: its partition is listed, and
         the high watermark does not wait for the follower (R70)."""
         hosted: HostedPartition | None = replica.hosted
-        if hosted is None or replica.diverging is not None:
+        if not self._quota.is_limited or hosted is None or replica.diverging is not None:
             return False
         topic, partition = hosted.key
         if not self._quota.covers(topic, partition):

@@ -29,11 +29,12 @@ class ReplicationQuota:
     time something is allowed, whatever the rate.
     """
 
-    __slots__ = ("_bucket", "_least", "throttle")
+    __slots__ = ("_bucket", "_least", "is_limited", "throttle")
 
     def __init__(self) -> None:
         self.throttle = Throttle()
         self._bucket: TokenBucket | None = None  # None without a limit
+        self.is_limited = False  #: whether there is a limit; read for each replica without a call
         self._least = 1
 
     def __repr__(self) -> str:
@@ -45,11 +46,11 @@ class ReplicationQuota:
         if throttle == self.throttle:
             return False
         if throttle.rate != self.throttle.rate:
-            limited = throttle.rate != UNLIMITED
+            self.is_limited = throttle.rate != UNLIMITED
             self._least = max(1, min(throttle.rate * LEAST_MS // 1000, MAX_LEAST_BYTES))
             # The bucket must have room for the least number of bytes, or none would ever be allowed.
             burst_ms = max(BURST_MS, math.ceil(1000 * self._least / throttle.rate))
-            self._bucket = TokenBucket(throttle.rate, now_ms, burst_ms) if limited else None
+            self._bucket = TokenBucket(throttle.rate, now_ms, burst_ms) if self.is_limited else None
         self.throttle = throttle
         return True
 

@@ -318,6 +318,8 @@ class Fetcher:
         """Whether records of the partition count against this broker's quota: it is listed, and this replica
         is not in sync (R70)."""
         key = followed.hosted.key
+        if not self._quota.is_limited:
+            return False
         return self._quota.covers(key.topic, key.partition) and not self._is_in_sync(followed.hosted)
 
     def is_awaited(self, followed: Followed, position: FetchPosition) -> bool:

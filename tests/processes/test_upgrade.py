@@ -1,4 +1,4 @@
-"""make upgrade: which version it takes for the previous one. ``make upgrade`` itself runs the two versions."""
+"""make upgrade: which version it takes for the previous one. The programme itself runs the two versions."""
 
 from __future__ import annotations
 

@@ -42,9 +42,27 @@ class LogVersion(NamedTuple):
     last_epoch: int  #: the leader epoch of the last batch; -1 if there is none
     log_end_offset: int
     log_start_offset: int
+    known_end_offset: int = 0  #: which the end of a damaged log is known to have reached
 
 
 def choose_log(versions: Sequence[LogVersion]) -> int:
     """Return the index of the log that is used, if a partition has logs in several directories: the greatest
     one, and of equal ones the first."""
     return max(range(len(versions)), key=lambda index: (versions[index], -index))
+
+
+def missing_end(versions: Sequence[LogVersion], chosen: int) -> int | None:
+    """Return the end that the log ``chosen`` should have reached, if a damaged log of the same replica epoch
+    was further; else None. The chosen log then lacks records, although it is sound."""
+    used = versions[chosen]
+    ends = [
+        max(other.log_end_offset, other.known_end_offset, used.log_end_offset + 1)
+        for other in versions
+        if other.replica_epoch == used.replica_epoch and not other.is_sound and _is_further(other, used)
+    ]
+    return max(ends, default=None)
+
+
+def _is_further(other: LogVersion, used: LogVersion) -> bool:
+    end = max(other.log_end_offset, other.known_end_offset)
+    return other.last_epoch > used.last_epoch or end > used.log_end_offset

@@ -39,7 +39,13 @@ from kafkalite.storage.checkpoints import (
     encode_lines,
     encode_log_dirs,
 )
-from kafkalite.storage.directory_choice import DirectoryUse, LogVersion, choose_directory, choose_log
+from kafkalite.storage.directory_choice import (
+    DirectoryUse,
+    LogVersion,
+    choose_directory,
+    choose_log,
+    missing_end,
+)
 from kafkalite.storage.filesystem import FileSystem, Space
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
@@ -128,7 +134,8 @@ class LogDirs:
         return dirs
 
     def _open_further(self, paths: Iterable[str], rng: Rng | None) -> None:
-        known = {one.directory_id: one for one in self._read_known()}
+        paths = list(paths)
+        known = {one.directory_id: one for one in self._read_known(paths)}
         used: dict[str, KnownDirectory] = {}
         for path in paths:
             try:
@@ -204,9 +211,12 @@ class LogDirs:
         file = layout.join(path, layout.LOG_DIR_STARTS_FILE)
         self._fs.write_atomically(file, encode_lines(LOG_DIR_STARTS, [str(starts)]))
 
-    def _read_known(self) -> list[KnownDirectory]:
+    def _read_known(self, further: Iterable[str]) -> list[KnownDirectory]:
         path = self._known_path
         if not self._fs.exists(path):
+            if not self._stores[0].is_new and any(map(self._was_used, further)):
+                logger.error("list of data directories is missing %s", Fields(path=path))
+                self._is_list_damaged = True
             return []
         try:
             return decode_log_dirs(self._fs.read_bytes(path), path)
@@ -214,6 +224,13 @@ class LogDirs:
             logger.error("list of data directories is unreadable %s", Fields(path=path, error=error))
             self._is_list_damaged = True
             return []
+
+    def _was_used(self, path: str) -> bool:
+        """Whether the further directory ``path`` was used in a start. False if its disk does not work."""
+        try:
+            return self._fs.exists(layout.join(path, layout.LOG_DIR_STARTS_FILE))
+        except OSError:
+            return False
 
     def _write_known(self, known: list[KnownDirectory]) -> None:
         if known != self._known:
@@ -484,7 +501,14 @@ class LogDirs:
         """Return the directory whose log of ``tp`` is used, and set the logs in the other directories aside
         (R84). Raises OSError, StorageExhaustedError."""
         versions = [self._version(store, tp, topic_id, config) for store in homes]
-        chosen = homes[choose_log(versions)]
+        index = choose_log(versions)
+        chosen, end = homes[index], missing_end(versions, index)
+        if end is not None:  # before the longer log is set aside
+            logger.error(
+                "used log lacks records of a damaged one %s",
+                Fields(partition=tp, used=chosen.path, ends_at=versions[index].log_end_offset, known_end=end),
+            )
+            chosen.expect_end(_name(tp, topic_id), end)
         for store, version in zip(homes, versions, strict=True):
             if store is not chosen:
                 logger.warning(
@@ -502,13 +526,19 @@ class LogDirs:
 
     def _version(self, store: LogStore, tp: TopicPartition, topic_id: str, config: LogConfig) -> LogVersion:
         replica_epoch = store.replica_epoch(topic_id, tp.partition)
+        recorded = store.recorded_end(_name(tp, topic_id))
         log = store.create_log(tp, topic_id, config)
         try:
             last_epoch = log.latest_epoch
         except StorageError:
             last_epoch = NO_EPOCH
         version = LogVersion(
-            replica_epoch, not log.is_damaged, last_epoch, log.log_end_offset, log.log_start_offset
+            replica_epoch,
+            not log.is_damaged,
+            last_epoch,
+            log.log_end_offset,
+            log.log_start_offset,
+            0 if log.damage is None else max(log.damage.known_end_offset, recorded),
         )
         store.release_log(tp)
         return version

@@ -632,6 +632,20 @@ class LogStore:
         """
         self._points.write({name: RecoveryPoint(end) for name, end in ends.items()})
 
+    def recorded_end(self, name: str) -> int:
+        """Return the offset up to which the recovery point shows that the log ``name`` was synced; 0 if there
+        is none."""
+        return self._points.points.get(name, RecoveryPoint()).recovery_point
+
+    def expect_end(self, name: str, end: int) -> None:
+        """Record durably that the log ``name``, which is not loaded, had records up to ``end``, so that it is
+        damaged if it ends before (R84). Raises OSError, StorageExhaustedError."""
+        self._clean_ends.pop(name, None)
+        self._moved.pop(self._join(name), None)
+        point = self._points.points.get(name, RecoveryPoint())
+        if point.recovery_point < end:
+            self._points.write({name: point._replace(recovery_point=end)})
+
     def take_copy(self, tp: TopicPartition, name: str, copy: LogCopy, config: LogConfig) -> Log:
         """Load a complete copy as the log of ``tp``, and return it."""
         assert tp not in self._logs, f"{tp} is loaded"

@@ -5,7 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkalite.storage.directory_choice import DirectoryUse, LogVersion, choose_directory, choose_log
+from kafkalite.storage.directory_choice import (
+    DirectoryUse,
+    LogVersion,
+    choose_directory,
+    choose_log,
+    missing_end,
+)
 
 GIB = 1 << 30
 
@@ -53,3 +59,16 @@ def test_no_other_log_is_further_than_the_chosen_one(found: list[LogVersion]) ->
 
 def test_of_equal_logs_the_first_is_chosen() -> None:
     assert choose_log([LogVersion(0, True, 1, 10, 0)] * 2) == 0
+
+
+def test_a_sound_log_lacks_what_a_damaged_one_had() -> None:
+    used = LogVersion(0, True, 1, 10, 0)
+    for other, end in (
+        (LogVersion(0, False, 1, 12, 0), 12),
+        (LogVersion(0, False, 1, 4, 0, known_end_offset=15), 15),
+        (LogVersion(0, False, 2, 4, 0), 11),
+        (LogVersion(0, False, 1, 10, 0, known_end_offset=10), None),
+        (LogVersion(0, True, 1, 9, 0), None),
+        (LogVersion(-1, False, 1, 12, 0), None),
+    ):
+        assert missing_end([other, used], choose_log([other, used])) == end

@@ -270,6 +270,16 @@ class TestLostDirectory:
         fs.write_atomically(f"{A}/{LOG_DIRS_FILE}", b"garbage")
         assert damaged(open_dirs(fs)) == [1, 3, 5]
 
+    def test_a_missing_list_of_directories_hides_no_loss(self, fs: MemoryFileSystem) -> None:
+        dirs = open_dirs(fs, A, B, C)
+        fill(dirs)
+        dirs.close()
+        fs.replace_disk(C)
+        fs.unlink(f"{A}/{LOG_DIRS_FILE}")
+        again = open_dirs(fs, A, B, C)
+        assert damaged(again) == [2, 5]
+        assert not again.clean_start
+
     def test_a_log_is_new_if_nothing_is_lost(self, fs: MemoryFileSystem) -> None:
         open_dirs(fs, wanted={}).close()
         dirs = open_dirs(fs)
@@ -536,3 +546,24 @@ class TestTwoLogsOfAPartition:
         assert f"{TOPIC_ID}-0.damaged-1" in fs.list_dir(other)
         dirs.close()
         assert open_dirs(fs, wanted={TPS[0]: WANTED[TPS[0]]}).path_of(TPS[0]) == home
+
+    def test_a_shorter_sound_log_is_damaged_where_the_longer_damaged_one_continued(
+        self, fs: MemoryFileSystem
+    ) -> None:
+        dirs = self.copied(fs, 3, 2)
+        checkpoint(dirs)
+        dirs.close(clean=False)
+        fs.rename(f"{B}/{TOPIC_ID}-0.damaged-1", f"{B}/{TOPIC_ID}-0")
+        (segment,) = [name for name in fs.list_dir(f"{A}/{TOPIC_ID}-0") if name.endswith(".log")]
+        file = fs.open(f"{A}/{TOPIC_ID}-0/{segment}")
+        file.write_at(30, b"damage")
+        file.close()
+        for clean in (True, False, True):
+            again = open_dirs(fs, wanted={TPS[0]: WANTED[TPS[0]]})
+            log = again.get(TPS[0])
+            assert log is not None
+            assert (again.path_of(TPS[0]), log.log_end_offset, log.is_damaged) == (B, 2, True)
+            assert log.damage is not None
+            assert log.damage.known_end_offset == 3
+            checkpoint(again)
+            again.close(clean=clean)

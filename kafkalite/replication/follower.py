@@ -178,7 +178,7 @@ class PartitionFollower:
         ``Partition.on_fetched``.
         """
         if self.must_start_over:
-            return self._start_over(response.log_start_offset)
+            return self._start_over_under(response)
         if response.error_code:
             return self._start_over_behind(response)
         if response.diverging_epoch != NO_EPOCH:
@@ -283,6 +283,15 @@ class PartitionFollower:
                 f" starts at {response.log_start_offset}"
             )
         return self._start_over(response.log_start_offset)
+
+    def _start_over_under(self, response: ReplicaFetchedPartition) -> FollowerStep:
+        """Empty the log because another broker leads (R69).
+
+        Begin at the reported position, or later, if the leader has accepted that position: it counts this
+        replica from there on.
+        """
+        start = response.log_start_offset
+        return self._start_over(start if response.error_code else max(self.log.log_start_offset, start))
 
     def _start_over(self, offset: int) -> FollowerStep:
         self.version += 1

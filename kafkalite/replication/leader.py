@@ -53,8 +53,9 @@ class _Follower:
     which the leadership began. A follower that reaches the target counts as caught up as of ``target_ms``. A
     follower that reaches the leader's present log end counts as caught up now.
 
-    ``join_offset`` is the progress with which the follower has first reached the high watermark since it left
-    the in-sync set; -1 if it has not, or is in sync. It must be synced before the follower joins (R68).
+    ``join_offset`` is the progress with which the follower has first reached the high watermark and the start
+    of the epoch since it left the in-sync set or lagged too far behind; -1 if it has not, or is in sync. It
+    must be synced before the follower joins (R68).
     """
 
     __slots__ = (
@@ -187,7 +188,10 @@ class PartitionLeader:
             if replica_id != self._broker_id and replica_id not in self._followers:
                 self._followers[replica_id] = _Follower(now_ms, leader_end_offset)
         self._has_eligible = has_eligible
-        return self.configure(isr, self._min_insync_replicas)
+        moved = self.configure(isr, self._min_insync_replicas)
+        for replica_id in self.isr & self._followers.keys():
+            self._followers[replica_id].join_offset = -1
+        return moved
 
     def _take_quorum(self) -> bool:
         quorum = self.maximal_isr() | {self._broker_id} | self._joining.keys()
@@ -229,6 +233,10 @@ class PartitionLeader:
     def has_epoch_start(self, progress: int) -> bool:
         """Whether a replica with this progress has all records from before this epoch (R12)."""
         return progress >= self.epoch_start_offset
+
+    def has_all(self, progress: int) -> bool:
+        """Whether a replica with this progress has reached the high watermark and the start of this epoch."""
+        return progress >= self.high_watermark and self.has_epoch_start(progress)
 
     @staticmethod
     def is_live_incarnation(broker_epoch: int | None, seen_broker_epoch: int) -> bool:
@@ -278,7 +286,7 @@ class PartitionLeader:
         moved = self.on_progress(replica_id, progress)
         if replica_id in self.isr:
             follower.join_offset = -1
-        elif follower.join_offset < 0 and progress >= self.high_watermark:
+        elif follower.join_offset < 0 and self.has_all(progress):
             follower.join_offset = progress
         return moved
 
@@ -344,8 +352,7 @@ class PartitionLeader:
         if replica_id in self.isr or self._pending is not None:
             return False
         progress = self._progress.get(replica_id, -1)
-        has_all = progress >= self.high_watermark and self.has_epoch_start(progress)
-        return has_all and self.has_synced(replica_id)
+        return self.has_all(progress) and self.has_synced(replica_id)
 
     def has_synced(self, replica_id: int) -> bool:
         """Whether a follower outside the in-sync set has synced the records that it had when it reached the
@@ -407,9 +414,10 @@ class PartitionLeader:
         for replica_id, follower in self._followers.items():
             if replica_id in self._progress:
                 follower.reach(self._progress[replica_id], leader_end_offset, now_ms)
-            if replica_id in isr:
-                if now_ms - follower.caught_up_ms > lag_time_max_ms:
-                    isr.remove(replica_id)
+            if now_ms - follower.caught_up_ms > lag_time_max_ms:
+                isr.discard(replica_id)
+                follower.join_offset = -1
+            if replica_id in self.isr:
                 continue
             may_join = self.may_join(replica_id)
             if not may_join and not self.is_close(replica_id, now_ms):

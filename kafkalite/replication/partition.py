@@ -371,7 +371,8 @@ class Partition:
 
         ``known_high_watermark`` is the high watermark in the metadata. If the logs diverge, this replica does
         not truncate below its own high watermark and, if it is in the ISR or ELR, not below
-        ``known_high_watermark``, except after an unclean election (R49).
+        ``known_high_watermark``, except after an unclean election (R49). A log that must start over (R69)
+        goes offline as damaged instead if it may have records that an unclean election has lost (R71).
         """
         assert state.leader != self._broker_id, f"{self.key} is led here"
         follower = self._follower
@@ -387,9 +388,16 @@ class Partition:
             return
         assert state.leader_epoch >= self.leader_epoch, f"{self.key}: {state} is outdated"
         high_watermark = self.high_watermark
+        may_have_lost = state.loss_epoch > NO_EPOCH and self.may_have_lost_records(state.loss_epoch)
         self.resign()
         filled_from = self._filled_by(state)
         must_start_over = self.must_start_over(filled_from, state.leader)
+        if must_start_over and may_have_lost and self.log.offline_reason is None:
+            # An empty log replaces it, and its files are kept (R71).
+            self.log.mark_damaged(
+                f"may have committed records that the unclean election in epoch {state.loss_epoch} has lost",
+                sound_end_offset=self.log.log_end_offset,
+            )
         if state.leader >= 0 and filled_from not in (None, state.leader):
             filled_from = _NO_BROKER
         self.partition_epoch = state.partition_epoch

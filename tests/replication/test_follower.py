@@ -451,6 +451,25 @@ def test_r69_a_replica_that_was_never_in_sync_starts_over_under_another_leader(i
     assert added.partition.fetch_position().fetch_offset == 2
 
 
+def test_r69_a_replica_starts_over_where_the_leader_counts_it():
+    first, second, added = (Node(number, is_compacted=True) for number in (1, 2, 3))
+    for node in (first, second, added):
+        node.role(1, 0, isr=(1, 2))
+    first.write(b"a", b"b", b"c")
+    for _ in range(2):
+        second.fetch(first)
+    first.delete_before(1)  # the second has not deleted it yet
+    added.fetch(first)
+    added.fetch(first)
+    assert added.log.log_start_offset == 1
+    for node in (second, added):
+        node.role(2, 1, version=1, isr=(1, 2))
+    assert (second.log.log_start_offset, added.partition.fetch_position().fetch_offset) == (0, 1)
+    assert added.fetch(second).truncated_to == 1
+    added.fetch(second)
+    assert (added.log.log_start_offset, added.log.log_end_offset) == (1, 3)
+
+
 def test_r69_a_replica_goes_on_if_the_same_leader_returns_after_a_time_without_one():
     leader, added = Node(1, is_compacted=True), Node(3, is_compacted=True)
     for node in (leader, added):
@@ -479,6 +498,18 @@ def test_r69_after_a_restart_the_leader_that_filled_a_replica_is_unknown(added, 
     )
     again.become_follower(state)
     assert again.fetch_position().fetch_offset == (0 if added or is_replacement else 1)
+
+
+def test_r71_a_log_that_must_start_over_is_kept_after_an_unclean_election():
+    leader, added = Node(1, is_compacted=True), Node(3, is_compacted=True)
+    for node in (leader, added):
+        node.role(1, 0, isr=(1,))
+    leader.write(b"a")
+    added.fetch(leader)
+    added.partition.become_follower(PartitionState((1, 2, 3), (2,), 2, 1, 1, loss_epoch=1))
+    assert added.log.damage is not None
+    assert "the unclean election in epoch 1" in added.log.damage.cause
+    assert (added.log.log_start_offset, added.log.log_end_offset) == (0, 1)
 
 
 def test_r71_a_log_may_have_what_an_unclean_election_lost_until_it_is_compared(pair):

@@ -118,6 +118,28 @@ def test_r68_a_replica_that_has_left_or_opens_a_session_must_sync_again(new_lead
     assert not isr.fetch(3, 4, synced=3).may_join
 
 
+def test_r68_what_must_be_synced_reaches_the_start_of_the_epoch(new_leader):
+    isr = Isr(new_leader, isr=(1, 3), records=3)
+    isr.state((1, 3), version=1, epoch=2)
+    isr.fetch(2, 2, synced=0)  # at the high watermark, 0, and before the start of the epoch
+    assert not isr.fetch(2, 3, synced=2).may_join
+    assert isr.fetch(2, 3, synced=3).may_join
+
+
+def test_r68_a_replica_that_lags_or_has_joined_must_sync_again(new_leader):
+    isr = Isr(new_leader, isr=(1,), records=3)
+    isr.fetch(2, 3, synced=0)
+    isr.leader.append(b"more", acks=1)
+    isr.now_ms += 10_001
+    assert isr.propose() is None
+    assert not isr.fetch(2, 4, synced=3).may_join
+    assert isr.fetch(2, 4, synced=4).may_join
+    isr.state((1, 2), version=1)
+    isr.state((1,), version=2)  # it has left before it fetched again
+    isr.leader.append(b"more", acks=1)
+    assert not isr.fetch(2, 5, synced=4).may_join
+
+
 def test_r68_the_high_watermark_does_not_wait_for_a_sync(new_leader):
     isr = Isr(new_leader, isr=(1,), records=3)
     isr.fetch(2, 3, synced=0)

@@ -667,8 +667,14 @@ class LogDirs:
         self._store_at(copy).record_copy(copy)
 
     def replace_by_copy(self, tp: TopicPartition, copy: LogCopy) -> Log:
-        """Use the complete copy from now on, and retire the log. Return the copy's log (R85)."""
+        """Use the complete copy from now on, and retire the log. Return the copy's log (R85).
+
+        Raises StorageError, OSError if the copy's directory has failed meanwhile, or the files of the log
+        cannot be renamed. Then nothing has changed.
+        """
         source = self._loaded(tp)
+        if self._store_at(copy).failure is not None:
+            raise LogOfflineError(f"the copy of {tp} can't be used: {self._store_at(copy).failure}")
         name, config = source.name_of(tp), copy.source.config
         source.retire_moved(tp)
         return self._store_at(copy).take_copy(tp, name, copy, config)

@@ -669,17 +669,13 @@ class LogStore:
         return LogCopy(self._fs, self._logs[tp], target.path, tp, topic_id, replica_epoch=epoch)
 
     def retire_moved(self, tp: TopicPartition) -> None:
-        """Close a log that a copy in another directory has replaced, and retire its files.
+        """Retire the files of a log that a copy in another directory replaces, and close it.
 
-        After an error they stay: a start finds two logs of the partition (R84).
+        Raises OSError, StorageExhaustedError. Then nothing has changed.
         """
+        self._retire(self._logs[tp].directory)
         log, name = self._logs.pop(tp), self._names.pop(tp)
         log.close(clean=False)
-        try:
-            self._retire(log.directory)
-        except (OSError, StorageExhaustedError) as error:
-            logger.error("files of a moved log stay %s", Fields(directory=log.directory, error=error))
-            return
         self._forget(log, name)
 
     def forget_record(self, name: str) -> None:

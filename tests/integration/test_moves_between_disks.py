@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, cast
 
 import pytest
 
 from kafkalite import Admin
+from kafkalite.broker.partitions.hosted_partition import HostedPartition, _Relocating
 from kafkalite.errors import KafkaStorageError, LogDirNotFoundError, NotLeaderOrFollowerError
 from kafkalite.model import TopicPartition
+from kafkalite.records.builder import build_batch
 from kafkalite.storage.log_copy import LogCopy
 from kafkalite.storage.log_dirs import LogDirs
 from kafkalite.storage.log_store import LogStore
@@ -207,6 +210,21 @@ async def test_a_broker_that_ends_at_a_step_loses_nothing(
         assert await values(cluster) == [b"1", b"2", b"3", b"4"]
 
 
+class Recorder:
+    """Records the names of the methods that are called. ``finish`` fails."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_arguments: Any) -> None:
+            self.calls.append(name)
+            if name == "finish":
+                raise AssertionError("for this test")
+
+        return call
+
+
 class TestFailures:
     async def test_a_full_target_leaves_the_log_where_it_is(self, caplog: pytest.LogCaptureFixture) -> None:
         async with Cluster(disks=2) as cluster:
@@ -239,6 +257,111 @@ class TestFailures:
             assert path_of(cluster) == source
             await cluster.produce("t", [b"2"])
             assert await values(cluster) == [b"1", b"2"]
+
+    @pytest.mark.parametrize("fails", ["source", "target"])
+    async def test_a_disk_that_fails_before_the_exchange_changes_nothing(
+        self, fails: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with Cluster(disks=2) as cluster:
+            await cluster.create_topic("t")
+            await cluster.produce("t", [b"1"])
+            source, target = path_of(cluster), other(cluster)
+            complete = LogDirs.complete_copy
+
+            def refuse(_store: LogStore, _directory: str) -> None:
+                raise OSError(5, "the disk has failed")
+
+            def fail(dirs: LogDirs, copy: LogCopy) -> None:
+                complete(dirs, copy)
+                if fails == "target":
+                    dirs.fail(target, "EIO")
+                else:
+                    monkeypatch.setattr(LogStore, "_retire", refuse)
+
+            monkeypatch.setattr(LogDirs, "complete_copy", fail)
+            await move(cluster, target)
+            await cluster.wait_until(lambda: "log not moved" in caplog.text)
+            monkeypatch.undo()
+            assert path_of(cluster) == source
+            await cluster.produce("t", [b"2"])
+            assert await values(cluster) == [b"1", b"2"]
+
+    async def test_a_copy_begins_after_the_jobs_that_change_the_log(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R41: a compaction that was queued before the move would change segments under the copy."""
+        idle_log, begin_copy = HostedPartition.idle_log, LogDirs.begin_copy
+        is_changing = True
+        events: list[str] = []
+
+        def idle(hosted: HostedPartition) -> Any:
+            if hosted.is_moving:
+                events.append("changing" if is_changing else "idle")
+            return None if is_changing else idle_log(hosted)
+
+        def begin(*arguments: Any) -> LogCopy:
+            events.append("copy")
+            return begin_copy(*arguments)
+
+        async with Cluster(disks=2) as cluster:
+            await cluster.create_topic("t")
+            await cluster.produce("t", [b"1"])
+            target = other(cluster)
+            monkeypatch.setattr(HostedPartition, "idle_log", idle)
+            monkeypatch.setattr(LogDirs, "begin_copy", begin)
+            await move(cluster, target)
+            await cluster.wait_until(lambda: events.count("changing") > 2)
+            is_changing = False
+            await cluster.wait_until(lambda: path_of(cluster) == target)
+            assert events.index("copy") > events.index("idle")
+            assert await values(cluster) == [b"1"]
+
+    async def test_a_log_that_grows_with_each_step_moves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        append = LogCopy.append
+        async with Cluster(disks=2) as cluster:
+            await cluster.create_topic("t")
+            await cluster.produce("t", [b"0"])
+            target = other(cluster)
+            hosted = cluster.broker.partitions.find(T)
+            assert hosted is not None
+            log: Any = hosted.partition.log
+            copied = 0
+
+            def grow(copy: LogCopy, found: Any, now_ms: int) -> None:
+                nonlocal copied
+                append(copy, found, now_ms)
+                copied += 1
+                if not log._is_frozen and copied < 100:
+                    log.append(bytearray(build_batch([b"x"])), now_ms=now_ms, leader_epoch=0)
+
+            monkeypatch.setattr(LogCopy, "append", grow)
+            await move(cluster, target)
+            await cluster.wait_until(lambda: path_of(cluster) == target)
+            assert copied < 100
+
+    async def test_a_dropped_relocation_lets_the_follower_fetch(self) -> None:
+        async with Cluster() as cluster:
+            await cluster.create_topic("t")
+            hosted: Any = cluster.broker.partitions.find(T)
+            listener, work = Recorder(), Recorder()
+            hosted.listener = listener
+            hosted._disk.begin_sync()
+            assert hosted.relocate(work)
+            hosted.complete_work()
+            hosted._disk.end_sync()
+            hosted.listener = None
+            assert (work.calls, listener.calls) == (["give_up"], ["on_progress"])
+
+    async def test_a_relocation_with_a_bug_unfreezes_the_log(self) -> None:
+        async with Cluster() as cluster:
+            await cluster.create_topic("t")
+            hosted: Any = cluster.broker.partitions.find(T)
+            work = Recorder()
+            future: Any = Future()
+            future.set_result(None)
+            with pytest.raises(AssertionError, match="for this test"):
+                hosted._end_relocation(_Relocating(cast("Any", work), future), None)
+            assert work.calls == ["finish", "give_up"]
 
     async def test_a_deleted_topic_ends_its_move(self) -> None:
         async with Cluster(disks=2, replica_alter_log_dirs_io_max_bytes_per_second=1_000_000) as cluster:

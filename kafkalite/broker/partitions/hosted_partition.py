@@ -96,7 +96,8 @@ class Relocation(Protocol):
         ...
 
     def finish(self) -> Log:
-        """Return the copy, which replaces the log. Called on the loop after ``run``."""
+        """Return the copy, which replaces the log. Called on the loop after ``run``. Raises StorageError,
+        OSError; then the log is used as before."""
         ...
 
     def give_up(self, error: Exception) -> None:
@@ -509,12 +510,20 @@ class HostedPartition:
         return True
 
     def _end_relocation(self, job: _Relocating, error: BaseException | None) -> None:
-        if isinstance(error, _REFUSALS):
-            job.work.give_up(error)
+        log: Log | None = None
+        if error is None:
+            try:
+                log = job.work.finish()
+            except Exception as failure:
+                error = failure
+        if log is None:
+            assert error is not None, "finish returns the log"
+            if isinstance(error, Exception):
+                job.work.give_up(error)
+            if not isinstance(error, _REFUSALS):
+                raise error
             return
-        if error is not None:
-            raise error
-        is_higher = self.partition.replace_log(job.work.finish())
+        is_higher = self.partition.replace_log(log)
         if self.partition.is_leader:
             self._waiters.on_synced(self.key, self.partition.log.synced_end_offset)
             if is_higher:
@@ -672,6 +681,7 @@ class HostedPartition:
                 self._notify(self._end_exclusive(exclusive, None))
             elif isinstance(exclusive, _Relocating):
                 exclusive.work.give_up(StorageError(f"the role of {self.key} changes"))
+                self._notify(NextFetch.NOW)
             else:
                 self._notify(StorageError(f"a response for {self.key} was not applied: its role changes"))
 

@@ -166,6 +166,10 @@ class LogMover:
         hosted.is_moving = True
         try:
             while self._is_wanted(hosted, path):
+                if hosted.idle_log() is None and hosted.offline_reason is None:
+                    # A compaction that began before the move would change segments under the copy (R41).
+                    await self._clock.sleep_ms(RETRY_MS)
+                    continue
                 copy = self._dirs.begin_copy(key, path)
                 self._current = key, copy
                 try:
@@ -206,11 +210,15 @@ class LogMover:
             if not copy.is_valid:
                 return False
             found = copy.read(STEP_BYTES)
+            reaches_end = found.next_offset >= copy.source.log_end_offset  # the next read may find more
             if found.size_bytes:
                 await self._run(copy.append, found, self._clock.wall_ms())
                 await self._clock.sleep_ms(self._pause_ms(found.size_bytes))
-                continue
+                if not reaches_end:
+                    continue
             await self._run(copy.sync)
+            if not self._is_wanted(hosted, path) or not hosted.uses(copy.source):
+                continue
             relocation = Relocation(self._dirs, hosted.key, copy, self._clock.wall_ms())
             if not hosted.relocate(relocation):
                 await self._clock.sleep_ms(RETRY_MS)

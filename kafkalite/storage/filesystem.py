@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 from kafkalite.limits import MIB
 from kafkalite.log_fields import Fields
-from kafkalite.storage.layout import DAMAGED_SUFFIX, TEMPORARY_SUFFIX, parent
+from kafkalite.storage.layout import DAMAGED_SUFFIX, DELETED_SUFFIX, TEMPORARY_SUFFIX, parent
 
 logger = logging.getLogger(__name__)
 
@@ -194,6 +194,14 @@ def damaged_name(fs: FileSystem, path: str) -> str:
     while fs.exists(kept := f"{path}{DAMAGED_SUFFIX}{number}"):
         number += 1
     return kept
+
+
+def retired_name(fs: FileSystem, path: str) -> str:
+    """Return the first free name for the directory ``path`` of a log that is to be removed later."""
+    retired = path + DELETED_SUFFIX
+    while fs.exists(retired):  # an earlier log of this name, which is not removed yet
+        retired += DELETED_SUFFIX
+    return retired
 
 
 def unlink_existing(fs: FileSystem, paths: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from kafkalite.limits import KIB, MIB
 from kafkalite.model import TopicPartition
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import CleanEnd, encode_partition
-from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.filesystem import FileSystem, retired_name
 from kafkalite.storage.log import Log, Slice
 
 #: How many bytes are copied in one step.
@@ -62,6 +62,7 @@ class LogCopy:
         self._directory = layout.join(self._parent, name)
         self.target_directory = layout.join(target_path, name)
         self.is_named = False  #: whether the copy may have the name of the log
+        self.retired: str | None = None  #: the name of a named copy that was discarded
         self.end: CleanEnd | None = None  #: the range of the copy, when it is complete
 
     @property
@@ -155,13 +156,21 @@ class LogCopy:
         self._fs.sync_dir(self._directory)
         self._fs.sync_dir(self._parent)
 
+    def sync_retirement(self) -> None:
+        """Sync the name to which the source was renamed when the copy replaced it. Raises OSError."""
+        self._fs.sync_dir(layout.parent(self._source.directory))
+
     def discard(self) -> None:
-        """Remove the files of the copy. Raises OSError, StorageError."""
+        """Remove the files of the copy, durably. Raises OSError, StorageError.
+
+        After an error a copy with the name of the log may stay, and become stale (``LogDirs.doubt``).
+        """
         if self._log is not None:
             self._log.close(clean=False)
         if self.is_named and self._fs.exists(self.target_directory):
-            retired = self.target_directory + layout.DELETED_SUFFIX
-            if not self._fs.exists(retired):
-                self._fs.rename(self.target_directory, retired)
+            self.retired = retired_name(self._fs, self.target_directory)
+            self._fs.rename(self.target_directory, self.retired)
+        if self.is_named:
+            self._fs.sync_dir(self._target_path)
         if self._fs.exists(self._directory):
             self._fs.remove_tree(self._directory)

@@ -679,6 +679,24 @@ class LogDirs:
         source.retire_moved(tp)
         return self._store_at(copy).take_copy(tp, name, copy, config)
 
+    def forget_copy(self, copy: LogCopy) -> None:
+        """Forget a copy that was discarded. Called on the loop."""
+        self._store_at(copy).forget_copy(copy)
+
+    def doubt(self, copy: LogCopy) -> None:
+        """Let the next start take the directory of a copy that could not be discarded for an older one (R83):
+        the copy may have the name of the log and become stale. Has no effect in the first directory.
+
+        May be called in any thread. Raises OSError, StorageExhaustedError.
+        """
+        directory_id = self._store_at(copy).identity.directory_id
+        self._write_known(
+            [
+                one._replace(starts=one.starts + 1) if one.directory_id == directory_id else one
+                for one in self._known
+            ]
+        )
+
     def _store_at(self, copy: LogCopy) -> LogStore:
         return next(one for one in self._stores if one.path == layout.parent(copy.target_directory))
 

@@ -46,7 +46,7 @@ from kafkalite.storage.checkpoints import (
     restore_hint,
 )
 from kafkalite.storage.damage import Damage
-from kafkalite.storage.filesystem import FileSystem, Lock, Space, damaged_name, unlink_existing
+from kafkalite.storage.filesystem import FileSystem, Lock, Space, damaged_name, retired_name, unlink_existing
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_copy import LogCopy
@@ -572,9 +572,7 @@ class LogStore:
 
     def _retire(self, directory: str) -> None:
         """Rename a log's directory, so that ``begin_removal`` returns it."""
-        retired = directory + layout.DELETED_SUFFIX
-        while self._fs.exists(retired):  # an earlier log of this name, which is not removed yet
-            retired += layout.DELETED_SUFFIX
+        retired = retired_name(self._fs, directory)
         self._fs.rename(directory, retired)
         self._retired.add(retired)
 
@@ -661,6 +659,12 @@ class LogStore:
         StorageExhaustedError."""
         assert copy.end is not None, "the copy is complete"
         self._points.write({layout.name_of(copy.target_directory): copy.end.point})
+
+    def forget_copy(self, copy: LogCopy) -> None:
+        """Let ``begin_removal`` remove the files of a copy that was discarded after it had the log's name."""
+        if copy.retired is not None:
+            self._retired.add(copy.retired)
+            self.forget_record(layout.name_of(copy.target_directory))
 
     def begin_copy(self, tp: TopicPartition, target: LogStore) -> LogCopy:
         """Return the empty copy of a loaded log for another data directory of the node."""

@@ -175,6 +175,54 @@ class TestValidity:
         copy.discard()
         assert fs.list_dir(f"{B}/moving") == []
 
+    def complete(self, dirs: LogDirs) -> LogCopy:
+        copy = dirs.begin_copy(TP, B)
+        copy_all(copy)
+        copy.source.freeze()
+        dirs.complete_copy(copy)
+        return copy
+
+    def test_a_named_copy_is_discarded_durably(self, dirs: LogDirs, fs: MemoryFileSystem) -> None:
+        move(dirs)
+        move(dirs, A)  # which leaves a .deleted directory in B
+        copy = self.complete(dirs)
+        copy.discard()
+        dirs.forget_copy(copy)
+        copy.source.unfreeze()
+        append(log_of(dirs), 1, epoch=2)
+        sync(log_of(dirs))
+        fs.crash(random.Random(3))
+        assert f"{TOPIC_ID}-0" not in fs.list_dir(B)
+        again = open_dirs(fs)
+        assert (again.path_of(TP), log_of(again).log_end_offset, log_of(again).is_damaged) == (A, 11, False)
+
+    def test_a_directory_with_a_copy_that_cannot_be_discarded_is_doubted(
+        self, dirs: LogDirs, fs: MemoryFileSystem
+    ) -> None:
+        other = TopicPartition("u", 0)
+        dirs.create_log(other, f"{2:032x}", CONFIG)
+        assert dirs.path_of(other) == B
+        copy = self.complete(dirs)
+        fs.fail_disk(B)
+        with pytest.raises(OSError, match="simulated failure"):
+            copy.discard()
+        dirs.doubt(copy)
+        dirs.close(clean=False)
+        fs.heal()
+        again = LogDirs.open(fs, [A, B], node_id=1)
+        again.load({other: (f"{2:032x}", CONFIG)})
+        assert again.is_from_older_copy(other)
+
+    def test_a_retired_source_stays_retired_after_a_power_loss(
+        self, dirs: LogDirs, fs: MemoryFileSystem
+    ) -> None:
+        copy = self.complete(dirs)
+        dirs.replace_by_copy(TP, copy)
+        copy.sync_retirement()
+        for seed in range(4):
+            fs.crash(random.Random(seed))
+            assert f"{TOPIC_ID}-0" not in fs.list_dir(A)
+
     def test_a_start_removes_an_unfinished_copy(self, dirs: LogDirs, fs: MemoryFileSystem) -> None:
         copy_all(dirs.begin_copy(TP, B))
         dirs.close(clean=False)

@@ -225,6 +225,7 @@ class LogMover:
                 continue
             error = await relocation.ended
             if error is None:
+                await self._try(copy.sync_retirement)
                 return True
             if relocation.has_run:
                 raise error
@@ -237,8 +238,18 @@ class LogMover:
     async def _discard(self, copy: LogCopy) -> None:
         try:
             await self._run(copy.discard)
-        except (StorageError, OSError) as error:  # the next start removes it
-            logger.warning("files of a copy stay %s", Fields(copy=copy.target_directory, error=error))
+            self._dirs.forget_copy(copy)
+        except (StorageError, OSError) as error:
+            logger.error("files of a copy stay %s", Fields(copy=copy.target_directory, error=error))
+            if copy.is_named:  # otherwise the next start removes it
+                await self._try(self._dirs.doubt, copy)
+
+    async def _try(self, job: Callable[..., Any], *arguments: Any) -> None:
+        """Run a job in the executor. Its error is logged."""
+        try:
+            await self._run(job, *arguments)
+        except (StorageError, OSError) as error:
+            logger.error("end of a move not recorded %s", Fields(error=error))
 
     async def _run(self, job: Callable[..., Any], *arguments: Any) -> None:
         """Run a job in the executor, which waits for the disk."""

@@ -10,10 +10,10 @@ balance, so that their number is the least possible.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from kafkalite.metadata.decision import Decision, edit_records, min_insync_replicas
 from kafkalite.metadata.election import PartitionEdit
@@ -25,11 +25,14 @@ from kafkalite.metadata.records import MetadataRecord
 #: How many partitions move at a time.
 MAX_MOVES: Final = 10
 
+_Placed: TypeAlias = tuple[TopicImage, int, PartitionState]
+"""(topic, partition, its state)"""
+
 
 @dataclass(frozen=True, slots=True)
 class RebalanceReplicas:
-    """Begin to move replicas to the brokers with the fewest. The reply is the set of the partitions that
-    move, as (topic, partition)."""
+    """Begin to move replicas to the brokers with the fewest. The reply is {(topic id, partition): its target
+    replicas} of the partitions that move."""
 
 
 def rebalance_replicas(image: ClusterImage, _command: RebalanceReplicas) -> Decision:
@@ -41,55 +44,85 @@ def rebalance_replicas(image: ClusterImage, _command: RebalanceReplicas) -> Deci
     """
     live = image.live_brokers()
     if not allows(image.levels, REASSIGNMENTS):
-        return Decision(frozenset())
+        return Decision({})
     if len(live) < len(image.brokers) or next(reassigning(image), None) is not None:
-        return Decision(frozenset())
+        return Decision({})
     held: Counter[int] = Counter(dict.fromkeys(live, 0))
     led: Counter[int] = Counter(dict.fromkeys(live, 0))
     for node_id in live & image.loads.keys():
         held[node_id], led[node_id] = image.loads[node_id].replicas, image.loads[node_id].preferred_leaders
     racks = {node_id: image.brokers[node_id].rack for node_id in live}
-    moved: set[tuple[str, int]] = set()
+    held_by = _partitions_by_broker(image, {many for many, _ in _pairs(held)})
+    vain: set[tuple[int, int]] = set()
+    moved: dict[tuple[str, int], tuple[int, ...]] = {}
     records: list[MetadataRecord] = []
     while len(moved) < MAX_MOVES:
-        found = _next_move(image, moved, held, led, racks)
+        found = _next_move(held_by, vain, moved, held, led, racks)
         if found is None:
             break
-        topic, number, state, source, target = found
-        moved.add((topic.name, number))
+        (topic, number, state), source, target = found
         held[source] -= 1
         held[target] += 1
         if state.replicas[0] == source:
             led[source] -= 1
             led[target] += 1
         edit = PartitionEdit(state, min_insync_replicas(image, topic))
-        edit.reassign(tuple(target if node_id == source else node_id for node_id in state.replicas))
+        replicas = tuple(target if node_id == source else node_id for node_id in state.replicas)
+        moved[topic.topic_id, number] = replicas
+        edit.reassign(replicas)
         records += edit_records(image, topic.topic_id, number, edit)
-    return Decision(frozenset(moved), records)
+    return Decision(moved, records)
+
+
+def _partitions_by_broker(image: ClusterImage, brokers: Container[int]) -> dict[int, list[_Placed]]:
+    """Return the partitions that have a replica on each of ``brokers``, and all replicas in sync."""
+    found: dict[int, list[_Placed]] = defaultdict(list)
+    if brokers:
+        for topic in image.topics.values():
+            for number, state in enumerate(topic.partitions):
+                if set(state.isr) == set(state.replicas):
+                    for node_id in state.replicas:
+                        if node_id in brokers:
+                            found[node_id].append((topic, number, state))
+    return found
 
 
 def _next_move(
-    image: ClusterImage,
-    moved: set[tuple[str, int]],
+    held_by: Mapping[int, Sequence[_Placed]],
+    vain: set[tuple[int, int]],
+    moved: Container[tuple[str, int]],
     held: Mapping[int, int],
     led: Mapping[int, int],
     racks: Mapping[int, str | None],
-) -> tuple[TopicImage, int, PartitionState, int, int] | None:
-    """Return (topic, partition, its state, the broker that loses the replica, the one that gets it), or None
-    if no move makes the numbers of replicas more equal."""
+) -> tuple[_Placed, int, int] | None:
+    """Return (partition, the broker that loses the replica, the one that gets it), or None if no move makes
+    the numbers of replicas more equal.
+
+    ``vain`` has the pairs of brokers between which no partition may move; those found are added to it.
+    """
     for source, target in _pairs(held):
+        if (source, target) in vain:
+            continue
         wants_leader = led[source] - led[target] > 1
         other = None
-        for topic in image.topics.values():
-            for number, state in enumerate(topic.partitions):
-                if (topic.name, number) in moved or not _may_move(state, source, target, racks):
-                    continue
-                if (state.replicas[0] == source) == wants_leader:
-                    return topic, number, state, source, target
-                other = other or (topic, number, state, source, target)
+        for placed in held_by.get(source, ()):
+            topic, number, state = placed
+            if (topic.topic_id, number) in moved or not _may_move(state, source, target, racks):
+                continue
+            if (state.replicas[0] == source) == wants_leader:
+                return placed, source, target
+            other = other or placed
         if other is not None:
-            return other
+            return other, source, target
+        vain.add((source, target))
     return None
+
+
+def is_overruled(image: ClusterImage, topic_id: str, number: int, target: tuple[int, ...]) -> bool:
+    """Whether a move to ``target`` that ``RebalanceReplicas`` began was cancelled or given another target, so
+    that an operator wants something else. False if the topic was deleted."""
+    state = image.partition_of(topic_id, number)
+    return state is not None and set(state.target_replicas or state.replicas) != set(target)
 
 
 def _pairs(held: Mapping[int, int]) -> Iterator[tuple[int, int]]:
@@ -104,8 +137,10 @@ def _pairs(held: Mapping[int, int]) -> Iterator[tuple[int, int]]:
 
 def _may_move(state: PartitionState, source: int, target: int, racks: Mapping[int, str | None]) -> bool:
     replicas = state.replicas
-    if source not in replicas or target in replicas or set(state.isr) != set(replicas):
+    if target in replicas:
         return False
+    if racks[target] == racks[source]:
+        return True
     before = {racks[node_id] for node_id in replicas}
     after = {racks[target if node_id == source else node_id] for node_id in replicas}
     return len(after) >= len(before)

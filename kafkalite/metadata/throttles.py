@@ -9,6 +9,7 @@ are never limited (R70).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from kafkalite.metadata.image import ClusterImage
@@ -27,6 +28,9 @@ REPLICA_ITEMS: Final = (
     r"\*|[0-9]{1,9}:[0-9]{1,10}",
     "* for every replica, or a comma-separated list of partition:broker, such as 0:1,0:2",
 )
+
+#: How many parsed lists are remembered: every change of a configuration reads all of them.
+_MAX_PARSED_LISTS: Final = 16_384
 
 Listed = Mapping[str, frozenset[int] | None]
 """{topic: its partitions of which the broker's replica is listed; None: all of them}"""
@@ -55,15 +59,16 @@ def throttle_of(
     """
     text = image.configs_of(BROKER, str(node_id)).get(rate_option)
     listed = {
-        name: _partitions_of(node_id, configs[replicas_option].split(","))
+        name: _partitions_of(node_id, configs[replicas_option])
         for (resource_type, name), configs in image.configs.items()
         if resource_type == TOPIC and configs.get(replicas_option)
     }
     return Throttle(default_rate if text is None else int(text), listed)
 
 
-def _partitions_of(node_id: int, items: Iterable[str]) -> frozenset[int] | None:
-    pairs = [item.partition(":") for item in items]
+@lru_cache(_MAX_PARSED_LISTS)
+def _partitions_of(node_id: int, text: str) -> frozenset[int] | None:
+    pairs = [item.partition(":") for item in text.split(",")]
     if any(partition == EVERY_REPLICA for partition, _, _ in pairs):
         return None
     return frozenset(int(partition) for partition, _, broker in pairs if int(broker) == node_id)

@@ -60,7 +60,7 @@ from kafkalite.metadata.features import SUPPORTED, newest_levels
 from kafkalite.metadata.image import EMPTY, BrokerState, ClusterImage, TopicImage
 from kafkalite.metadata.partition_commands import MAX_ELECTIONS_PER_BALANCE, BalanceLeaders
 from kafkalite.metadata.reassignment_commands import ContinueReassignments, reassigning
-from kafkalite.metadata.rebalance_commands import RebalanceReplicas
+from kafkalite.metadata.rebalance_commands import RebalanceReplicas, is_overruled
 from kafkalite.metadata.record_codec import check_level
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.metadata.recovery import RecoveredPartition, ReplaceShortLeaders, ReplicaReports
@@ -93,6 +93,8 @@ _READ_INDEX_RETRY_MS: Final = 50
 _CONTINUE_INTERVAL_MS: Final = 1_000  # between two looks for reassignments that can finish
 #: How long the brokers are unchanged and nothing is moved before replicas move by themselves.
 REBALANCE_DELAY_MS: Final = 10_000
+#: How long no replica moves by itself after an operator has cancelled or changed such a move.
+REBALANCE_PAUSE_MS: Final = 3_600_000
 _PROBE_TIMEOUT_S: Final = 1.0
 
 _Waiting = tuple[Command, asyncio.Future[Any]]
@@ -149,10 +151,10 @@ class ControllerNode:
         self._continued: ClusterImage | None = None  # the image on which no reassignment could continue
         self._looked_at: Mapping[str, TopicImage] = {}  # the topics of which ``_moving`` was determined
         self._moving: set[tuple[str, int]] = set()  # the partitions that are being reassigned
-        self._own_moves: frozenset[tuple[str, int]] = (
-            frozenset()
-        )  # those that were moved by ``_rebalance`` last
+        # The target replicas of those that ``_rebalance`` moved last.
+        self._own_moves: dict[tuple[str, int], tuple[int, ...]] = {}
         self._rebalanced: ClusterImage | None = None  # the image on which no replica had to move
+        self._rebalance_ms = 0  # when ``_rebalance`` may decide again
         self._settled_brokers: Mapping[int, BrokerState] = {}
         self._unsettled_ms = 0  # when the brokers last changed, or partitions were moved by others
         self._is_ticking = False
@@ -487,21 +489,29 @@ class ControllerNode:
 
         The first moves wait until the brokers are unchanged and no reassignment is in progress for
         REBALANCE_DELAY_MS, because a command of an operator may have several steps. The next ones follow as
-        soon as these are complete.
+        soon as these are complete. If no replica had to move, this looks again after REBALANCE_DELAY_MS at
+        the earliest, and only if topics or brokers have changed. If an operator cancels one of these moves or
+        gives it another target, none begins for REBALANCE_PAUSE_MS.
         """
         image = self.image
         if image.topics is not self._looked_at:
             self._looked_at = image.topics
-            self._moving = {(topic.name, number) for topic, number, _ in reassigning(image)}
-        if self._moving - self._own_moves or not self._own_moves:
-            self._own_moves = frozenset()
+            self._moving = {(topic.topic_id, number) for topic, number, _ in reassigning(image)}
+            if any(is_overruled(image, *key, target) for key, target in self._own_moves.items()):
+                self._own_moves, self._rebalance_ms = {}, now_ms + REBALANCE_PAUSE_MS
+        if self._moving - self._own_moves.keys() or not self._own_moves:
+            self._own_moves = {}
             if self._moving or self._settled_brokers is not image.brokers:
                 self._settled_brokers, self._unsettled_ms = image.brokers, now_ms
             if now_ms - self._unsettled_ms < REBALANCE_DELAY_MS:
                 return
-        if not self._moving and image is not self._rebalanced:
-            self._own_moves = await self.submit(RebalanceReplicas())
-            self._rebalanced = None if self._own_moves else image
+        seen = self._rebalanced
+        is_seen = seen is not None and image.topics is seen.topics and image.brokers is seen.brokers
+        if self._moving or is_seen or now_ms < self._rebalance_ms:
+            return
+        self._own_moves = await self.submit(RebalanceReplicas())
+        if not self._own_moves:
+            self._rebalanced, self._rebalance_ms = image, now_ms + REBALANCE_DELAY_MS
 
     async def _fence(self, command: FenceBroker) -> None:
         """Fence a broker whose session has ended. Until the fence is committed, the responses to its

@@ -111,7 +111,7 @@ def test_without_the_level_nothing_is_decided_that_needs_it_and_the_error_names_
     earlier.register(4)
     earlier.unfence(4)
     assert earlier.submit(ContinueReassignments((("orders", 3),))) == 0
-    assert earlier.submit(RebalanceReplicas()) == frozenset()
+    assert earlier.submit(RebalanceReplicas()) == {}
     assert not any(type(record) is PartitionRecord and record.target_replicas for record in earlier.records)
     update(earlier, 2)
     assert move(earlier).error_code == 0

@@ -78,17 +78,19 @@ def test_a_few_partitions_move_at_a_time() -> None:
     decision = rebalance_replicas(image, RebalanceReplicas())
     assert (len(decision.reply), len(decision.records)) == (MAX_MOVES, MAX_MOVES)
     moving = replay(image, decision.records)
-    assert {(topic.name, number) for topic, number, _ in reassigning(moving)} == decision.reply
-    assert rebalance_replicas(moving, RebalanceReplicas()).reply == frozenset()
+    assert {
+        (topic.topic_id, number): state.target_replicas for topic, number, state in reassigning(moving)
+    } == decision.reply
+    assert rebalance_replicas(moving, RebalanceReplicas()).reply == {}
 
 
 def test_nothing_moves_within_one_replica_or_while_a_broker_is_down() -> None:
     assert (
         rebalance_replicas(cluster([(1,), (1,), (2,)], dict.fromkeys((1, 2))), RebalanceReplicas()).reply
-        == frozenset()
+        == {}
     )
     down = cluster([(1,)] * 6, dict.fromkeys((1, 2, 3)), down=3)
-    assert rebalance_replicas(down, RebalanceReplicas()).reply == frozenset()
+    assert rebalance_replicas(down, RebalanceReplicas()).reply == {}
 
 
 def test_partitions_that_lack_a_replica_stay() -> None:
@@ -102,7 +104,7 @@ def test_partitions_that_lack_a_replica_stay() -> None:
         loads=image.loads,
         levels=LEVELS,
     )
-    assert rebalance_replicas(image, RebalanceReplicas()).reply == frozenset()
+    assert rebalance_replicas(image, RebalanceReplicas()).reply == {}
 
 
 def test_a_partition_keeps_its_racks() -> None:

@@ -32,6 +32,16 @@ def test_a_rate_comes_from_the_broker_and_the_replicas_from_the_topics(metadata)
     assert as_follower == Throttle(70, {"a": frozenset({1})})
 
 
+def test_a_change_of_another_option_parses_no_list_again(metadata):
+    metadata.create("a", configs={LEADER_REPLICAS: ",".join(f"{number}:1" for number in range(1_000))})
+    before = throttle_of(metadata.image, 1, LEADER_RATE, LEADER_REPLICAS, UNLIMITED).listed["a"]
+    metadata.alter("broker", "1", {LEADER_RATE: "500"})
+    after = throttle_of(metadata.image, 1, LEADER_RATE, LEADER_REPLICAS, UNLIMITED).listed["a"]
+    assert len(after) == 1_000
+    assert after is before
+    assert len(throttle_of(metadata.image, 2, LEADER_RATE, LEADER_REPLICAS, UNLIMITED).listed["a"]) == 0
+
+
 def test_without_a_rate_nothing_is_limited(metadata):
     metadata.create("a", configs={LEADER_REPLICAS: "*"})
     assert not throttle_of(metadata.image, 1, LEADER_RATE, LEADER_REPLICAS, UNLIMITED).covers("a", 0)

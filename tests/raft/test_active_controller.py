@@ -14,12 +14,15 @@ from kafkalite.errors import (
     RequestTimedOutError,
     ShuttingDownError,
 )
-from kafkalite.metadata.decision import ControllerSettings
+from kafkalite.metadata import controller
+from kafkalite.metadata.decision import ControllerSettings, Decision
 from kafkalite.metadata.features import SUPPORTED
 from kafkalite.protocol.messages.admin import (
+    AlterPartitionReassignmentsRequest,
     CreateTopicsRequest,
     FeatureUpdate,
     NewTopic,
+    PartitionReassignment,
     UpdateFeaturesRequest,
 )
 from kafkalite.protocol.messages.cluster import (
@@ -473,6 +476,62 @@ async def test_balancing_can_be_left_to_people(kit):
     offset = controllers.image.metadata_offset
     await controllers.pass_time(1_000, 1)
     assert controllers.image.metadata_offset == offset
+    await controllers.stop()
+
+
+async def rebalancing(kit) -> Controllers:
+    """Two brokers, of which the second joined after the topics "a" to "d"."""
+    settings = ControllerSettings(session_timeout_ms=3_000, auto_rebalance=True)
+    controllers = await Controllers(kit, settings).start()
+    await controllers.live(1)
+    for name in "abcd":
+        await controllers.create(name, factor=1)
+    await controllers.live(2)
+    return controllers
+
+
+def moving(controllers) -> set[str]:
+    return {name for name in "abcd" if controllers.state(name).is_reassigning}
+
+
+@pytest.mark.parametrize("replicas", [None, [2, 1]], ids=["cancelled", "another target"])
+async def test_an_operator_overrules_moves_of_the_controller(kit, replicas):
+    controllers = await rebalancing(kit)
+    await controllers.pass_time(controller_node.REBALANCE_DELAY_MS + 1_000, 1, 2)
+    began = moving(controllers)
+    assert len(began) == 2
+    move = [PartitionReassignment(name, 0, replicas) for name in began]
+    await controllers.active.submit(AlterPartitionReassignmentsRequest(1_000, True, move))
+    if replicas is not None:
+        await controllers.pass_time(1_000, 1, 2)
+        assert {controllers.state(name).target_replicas for name in began} == {(2, 1)}
+        undo = [PartitionReassignment(name, 0, None) for name in began]
+        await controllers.active.submit(AlterPartitionReassignmentsRequest(1_000, True, undo))
+    await controllers.pass_time(5 * controller_node.REBALANCE_DELAY_MS, 1, 2)
+    assert moving(controllers) == set()
+    controllers.clock.now_ms += controller_node.REBALANCE_PAUSE_MS
+    for node_id in (1, 2):
+        await controllers.heartbeat(node_id)
+    await controllers.pass_time(1_000, 1, 2)
+    assert len(moving(controllers)) == 2
+    await controllers.stop()
+
+
+async def test_the_controller_looks_for_moves_again_only_after_changes_and_a_pause(kit, monkeypatch):
+    controllers = await rebalancing(kit)
+    looks = []
+
+    def decide(image, _command):
+        looks.append(image.metadata_offset)
+        return Decision({})
+
+    monkeypatch.setattr(controller, "rebalance_replicas", decide)
+    await controllers.pass_time(3 * controller_node.REBALANCE_DELAY_MS, 1, 2)
+    assert len(looks) == 1
+    for number in range(20):
+        await controllers.create(f"new-{number}", factor=1)
+        await controllers.pass_time(1_000, 1, 2)
+    assert len(looks) == 3
     await controllers.stop()
 
 

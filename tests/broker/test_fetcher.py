@@ -20,6 +20,7 @@ from kafkalite.errors import (
     NotLeaderOrFollowerError,
     StorageError,
 )
+from kafkalite.metadata.throttles import Throttle
 from kafkalite.protocol.messages.cluster import (
     ReplicaFetchedPartition,
     ReplicaFetchRequest,
@@ -363,6 +364,23 @@ async def test_adding_a_partition_again_changes_nothing_unless_its_epoch_changed
     fetcher.add(one)  # type: ignore[arg-type]
     await eventually(lambda: len(connection.requests) == 3)
     assert len(connection.requests[2].partitions) == 1
+
+
+async def test_a_throttled_partition_does_not_starve_beside_another(fetcher: Fetcher, leader: Leader) -> None:
+    """A response returns most of the bytes that were spent for it in advance, and its partition lists again
+    at once."""
+    fetcher._quota.update(Throttle(1_000_000, {"t": None}), SystemClock().monotonic_ms())
+    first, second = hosted = FakeHosted(0), FakeHosted(1)
+    for one in hosted:
+        one.outcome = NextFetch.NOW
+    connection = await opened(fetcher, leader, *hosted)
+    listed = [[one.partition for one in connection.requests[0].partitions]]
+    for number in (0, 1, 0):
+        connection.response(news(number, 1_000, high_watermark=1 << 40))
+        await turns()
+        listed.append([one.partition for one in connection.requests[-1].partitions])
+    assert listed == [[0], [1], [0], [1]]
+    assert (first.offset, second.offset) == (2_000, 1_000)
 
 
 async def test_a_partition_with_an_offline_log_is_dropped(fetcher: Fetcher, leader: Leader) -> None:

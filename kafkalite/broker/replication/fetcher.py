@@ -417,6 +417,8 @@ class Fetcher:
                     followed.high_watermark = response.high_watermark
                 if followed.reserved_bytes or (response.length_bytes and self.is_throttled(followed)):
                     self._settle(followed, response.length_bytes)
+                    if self._throttled and self._quota.allowed_bytes(self._clock.monotonic_ms()):
+                        self.end_throttling()  # before this partition, which would use up the quota each time
                 try:
                     next_fetch = followed.hosted.on_fetched(
                         response, payload[start:end], followed.asked, wall_ms

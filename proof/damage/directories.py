@@ -147,22 +147,43 @@ def _recognises_it_again() -> str | None:
     return None if is_noticed else "an older copy of a directory was trusted by the next start"
 
 
-def _uses_the_longer_log() -> str | None:
+def _with_two_logs(first: int, second: int) -> MemoryFileSystem:
+    """Return a disk whose directory A has ``first`` records of a partition, and B ``second``."""
     fs = MemoryFileSystem()
-    for path, count in ((A, 1), (B, 2)):
+    for path, count in ((A, first), (B, second)):
         fs.spaces = {one: Space(9, 9 * (one == path)) for one in (A, B)}
         dirs = LogDirs.open(fs, (A, B), cluster_id="c", node_id=1, rng=seeded_rng(1))
         dirs.create_log(TPS[0], TOPIC_ID, CONFIG)
         for _ in range(count):
             append(dirs, TPS[0])
+        checkpoint = dirs.begin_checkpoint()
+        assert checkpoint is not None
+        checkpoint()
         dirs.close(clean=False)
         if path == A:
             fs.rename(f"{A}/{TOPIC_ID}-0", f"{A}/hidden")
     fs.rename(f"{A}/hidden", f"{A}/{TOPIC_ID}-0")
-    log = open_dirs(fs).get(TPS[0])
+    return fs
+
+
+def _uses_the_longer_log() -> str | None:
+    log = open_dirs(_with_two_logs(1, 2)).get(TPS[0])
     assert log is not None
     return (
         None if log.log_end_offset == 2 else f"the log ends at {log.log_end_offset}; another one ended at 2"
+    )
+
+
+def _misses_the_end_of_a_damaged_log() -> str | None:
+    fs = _with_two_logs(2, 1)
+    (segment,) = [name for name in fs.list_dir(f"{A}/{TOPIC_ID}-0") if name.endswith(".log")]
+    file = fs.open(f"{A}/{TOPIC_ID}-0/{segment}")
+    file.write_at(30, b"damage")
+    file.close()
+    log = open_dirs(fs).get(TPS[0])
+    assert log is not None
+    return (
+        None if log.is_damaged else f"the log that ends at {log.log_end_offset} is sound; 2 records existed"
     )
 
 
@@ -227,6 +248,7 @@ DIRECTED: Final = {
     "R83-older-is-current": _recognises_an_older_copy,
     "R83-forgotten": _recognises_it_again,
     "R84-first-found": _uses_the_longer_log,
+    "R84-damaged-forgotten": _misses_the_end_of_a_damaged_log,
     "R85-unsynced-copy": _syncs_the_copy,
     "R85-not-frozen": _freezes_the_log,
 }

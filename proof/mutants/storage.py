@@ -200,6 +200,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {"kafkalite.storage.log_dirs:choose_log": lambda versions: 0},
     ),
     Mutant(
+        "R84-damaged-forgotten",
+        "a sound log is used although a damaged one of the partition was further, and nothing is missing",
+        {"kafkalite.storage.log_dirs:missing_end": _nothing},
+    ),
+    Mutant(
         "R24-no-scan",
         "a bad batch with intact ones behind it is cut as a torn tail",
         {f"{_RECOVERY}._is_cut_expected": _always},

@@ -452,7 +452,8 @@ class Partitions:
             "data directory is an older copy, all replicas are fetched again %s",
             Fields(path=self._store.path),
         )
-        self._distrust(self._local(image), lambda _key: True)
+        found = self._distrust(self._local(image), lambda _key: True)
+        self._store.distrust(key for key in found if self._store.is_from_older_copy(key))
 
     def _distrust_older(self, partitions: Iterable[LocalPartition]) -> None:
         """As ``_distrust_all``, for replicas in further data directories that may be older copies (R83)."""

@@ -146,10 +146,15 @@ class ErrorCode(enum.IntEnum):
     UNSUPPORTED_ASSIGNOR = 112
     STALE_MEMBER_EPOCH = 113
     TRANSACTION_ABORTABLE = 120
+    INVALID_VOTER_KEY = 125
+    DUPLICATE_VOTER = 126
+    VOTER_NOT_FOUND = 127
     INVALID_REGULAR_EXPRESSION = 128
     UNKNOWN_API = 1000
     SHUTTING_DOWN = 1001
     FINISHED_BATCH = 1002
+    VOTER_NOT_CAUGHT_UP = 1003
+    VOTER_CHANGE_PENDING = 1004
 
 
 class KafkaliteError(Exception):
@@ -661,6 +666,29 @@ class IneligibleReplicaError(BrokerError): ...
 
 
 class NewLeaderElectedError(BrokerError): ...
+
+
+class InvalidVoterKeyError(
+    BrokerError, hint="'kl metadata quorum' shows the directory ids of voters and observers"
+): ...
+
+
+class DuplicateVoterError(
+    BrokerError, hint="if its disk was replaced, remove the voter first, then add it again"
+): ...
+
+
+class VoterNotFoundError(BrokerError, hint="'kl metadata quorum' shows the voters and observers"): ...
+
+
+class VoterNotCaughtUpError(
+    BrokerError, retriable=True, hint="try again when 'kl metadata quorum' shows a small lag"
+): ...
+
+
+class VoterChangePendingError(
+    BrokerError, retriable=True, hint="try again; if it stays, a majority of the voters is down"
+): ...
 
 
 class CoordinatorLoadInProgressError(BrokerError, retriable=True): ...

@@ -14,7 +14,7 @@ from proof.core.model import run_core_seed
 from proof.disks import run_disk_seed
 from proof.groups.random import run_group_seed
 from proof.levels import run_levels_seed
-from proof.raft.fuzz import run_varied_seed
+from proof.raft.fuzz import run_members_seed, run_varied_seed
 from proof.transactions.log import run_txn_log_seed
 from proof.transactions.random import run_transaction_seed
 
@@ -60,6 +60,7 @@ WORLDS: Final = {
         SmallWorld("disks", run_disk_seed, 2, ("R24-", "R25-", "R42-", "R43-", "R45-")),
         SmallWorld("levels", run_levels_seed, 1, ("R91", "R92")),
         SmallWorld("raft", run_varied_seed, 1, ("RAFT-", "R59-", "R54-voter-goes-on")),
+        SmallWorld("members", run_members_seed, 1, ("R93-", "R94-", "R95-", "R96-", "R97-", "R98-")),
         SmallWorld("transaction-log", run_txn_log_seed, 1, ("R5-", "R11", "R28", "R29", "R31", "R32", "R33")),
         SmallWorld("transactions", run_transaction_seed, 3, ("R31", "R32", "R34")),
         SmallWorld("groups", run_group_seed, 2, ("R35", "R38", "R39", "R40", "R56")),

@@ -617,7 +617,7 @@ class Broker:
             controller,
             self._clock,
             node_id=self.config.node_id,
-            voters=self.config.voters,
+            voters=self.config.controllers if self._cluster is None else self._cluster.controllers,
             authenticator=None if self._cluster is None else self._cluster.authenticator,
             client_id=f"{purpose}-{self.config.node_id}",
         )

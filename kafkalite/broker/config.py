@@ -84,6 +84,7 @@ _COARSE: Final[dict[str, tuple[str, int]]] = {
 _LISTS: Final = (
     "process_roles",
     "controller_quorum_voters",
+    "controller_quorum_bootstrap_servers",
     "group_consumer_assignors",
     "listener_security_protocol_map",
     "ssl_enabled_protocols",
@@ -132,12 +133,20 @@ class BrokerConfig:
     )
     controller_quorum_voters: tuple[str, ...] = option_field(
         (),
-        "The controllers, the same list on every node: node.id@host:port, separated by commas. "
-        "Unset: this node is a cluster of its own.",
+        "The controllers, the same list on every node: node.id@host:port, separated by commas. They are the "
+        "first voters of the metadata quorum, which 'kl metadata quorum add-voter' can change later. "
+        "Unset: this node is a cluster of its own, unless controller.quorum.bootstrap.servers is set.",
+    )
+    controller_quorum_bootstrap_servers: tuple[str, ...] = option_field(
+        (),
+        "Controllers of a running cluster which this node joins, instead of controller.quorum.voters: "
+        "node.id@host:port, separated by commas. A controller follows their metadata log as an observer "
+        "until 'kl metadata quorum add-voter' makes it a voter.",
     )
     controller_listeners: tuple[str, ...] = option_field(
         (),
-        "Where a controller listens for the other nodes. Unset: at its address in controller.quorum.voters.",
+        "Where a controller listens for the other nodes. Unset: at its address in controller.quorum.voters "
+        "or controller.quorum.bootstrap.servers.",
     )
     controller_quorum_rejoin: bool = option_field(
         False,
@@ -657,10 +666,7 @@ class BrokerConfig:
             "cluster.secret",
             f"{required} {MIN_SECRET_LENGTH} characters or more, the same on every node",
         )
-        allowed = "one of controller.quorum.voters, as process.roles has controller"
-        if not self.is_controller:
-            allowed = "none of controller.quorum.voters, unless process.roles has controller"
-        self._require(self.is_controller == (self.node_id in self.voters), "node.id", allowed)
+        self._check_voters()
         self._require(
             self.broker_heartbeat_interval_ms < self.broker_session_timeout_ms,
             "broker.heartbeat.interval.ms",
@@ -672,6 +678,27 @@ class BrokerConfig:
             "advertised.listeners",
             "required when a listener is on every interface, for connections of other brokers",
         )
+
+    def _check_voters(self) -> None:
+        servers = self.controller_quorum_bootstrap_servers
+        self._require(
+            not servers or not self.controller_quorum_voters,
+            "controller.quorum.bootstrap.servers",
+            "unset with controller.quorum.voters, of which they take the place",
+        )
+        if not servers:
+            allowed = "one of controller.quorum.voters, as process.roles has controller"
+            if not self.is_controller:
+                allowed = "none of controller.quorum.voters, unless process.roles has controller"
+            self._require(self.is_controller == (self.node_id in self.voters), "node.id", allowed)
+        elif self.is_controller:
+            addresses = self.controller_addresses
+            self._require(
+                bool(addresses) and not is_wildcard(addresses[0]),
+                "controller.listeners",
+                "an address that other nodes can connect to, as this node is none of"
+                " controller.quorum.bootstrap.servers",
+            )
 
     def _check_super_users(self) -> None:
         """Raise ConfigError if a super user is no principal, or super users are set without an authorizer."""
@@ -826,24 +853,38 @@ class BrokerConfig:
 
     @property
     def has_peers(self) -> bool:
-        """Whether controller.quorum.voters is set. Otherwise this node is a cluster of its own."""
-        return bool(self.controller_quorum_voters)
+        """Whether controllers are configured. Otherwise this node is a cluster of its own."""
+        return bool(self.controller_quorum_voters or self.controller_quorum_bootstrap_servers)
 
     @property
     def voters(self) -> dict[int, str]:
-        """Return {node id: address of the controller listener} of each voter."""
-        if not self.controller_quorum_voters:
-            return {}
-        return parse_voters(
-            self.controller_quorum_voters, parse_protocol_map(self.listener_security_protocol_map)
-        )
+        """Return {node id: address of the controller listener} of each of the first voters.
+
+        Empty if this node joins a running cluster.
+        """
+        return self._controllers(self.controller_quorum_voters)
+
+    @property
+    def controllers(self) -> dict[int, str]:
+        """Return {node id: address of the controller listener} of each configured controller.
+
+        It includes this node if this node is a controller.
+        """
+        configured = self.voters or self._controllers(self.controller_quorum_bootstrap_servers)
+        own = self.controller_addresses
+        return configured if not own else {self.node_id: own[0], **configured}
+
+    def _controllers(self, texts: tuple[str, ...]) -> dict[int, str]:
+        return parse_voters(texts, parse_protocol_map(self.listener_security_protocol_map)) if texts else {}
 
     @property
     def controller_addresses(self) -> tuple[str, ...]:
         """Return the addresses of this node's controller listener; () if it has none."""
         if not self.has_peers or not self.is_controller:
             return ()
-        return self.controller_listeners or (self.voters[self.node_id],)
+        configured = self.voters or self._controllers(self.controller_quorum_bootstrap_servers)
+        own = configured.get(self.node_id)
+        return self.controller_listeners or (() if own is None else (own,))
 
 
 BROKER_OPTIONS: Final = options_of(BrokerConfig)

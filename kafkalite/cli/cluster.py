@@ -19,6 +19,7 @@ from kafkalite.cli.times import format_time
 from kafkalite.client.admin.cluster_health import (
     LIVE,
     ClusterView,
+    directories_of,
     load_of,
     look,
     look_again,
@@ -300,12 +301,13 @@ QUORUM_COLUMNS: Final = (
     Column("match_offset", "OFFSET"),
     Column("lag", "LAG"),
     Column("last_contact_ms", "LAST CONTACT, MS AGO"),
+    Column("directory_id", "DIRECTORY"),
 )
 
 
 def quorum_document(quorum: Any) -> dict[str, Any]:
     """Convert a DescribeQuorum response to the document to print."""
-    nodes = []
+    nodes, directories = [], directories_of(quorum)
     for node in sorted(quorum.nodes, key=lambda node: node.node_id):
         role = "leader" if node.node_id == quorum.leader_id else "voter" if node.is_voter else "observer"
         is_known = node.match_offset >= 0
@@ -317,6 +319,7 @@ def quorum_document(quorum: Any) -> dict[str, Any]:
                 "match_offset": node.match_offset if is_known else None,
                 "lag": max(0, quorum.commit_offset - node.match_offset) if is_known else None,
                 "last_contact_ms": node.last_contact_ms if node.last_contact_ms >= 0 else None,
+                "directory_id": directories.get(node.node_id) or None,
             }
         )
     return {

@@ -93,7 +93,7 @@ def wait(
 
     try:
         if config is not None and not config.is_broker:
-            address = config.voters[config.node_id]
+            address = config.controller_addresses[0]
             invocation.run(lambda: _until_answered(address, tls, progress), timeout_ms=patience_ms)
             return
         view = invocation.run(

@@ -12,12 +12,13 @@ import click
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.cluster import QUORUM_COLUMNS, quorum_document
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError
-from kafkalite.cli.invocation import listing_options
+from kafkalite.cli.invocation import client_options, listing_options
 from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import Column, coloured, json_text, print_document, print_listing, write
 from kafkalite.cli.stdio import until_pipe_closes
 from kafkalite.client.admin.cluster_health import look_at_quorum, silent_voters
 from kafkalite.errors import InvalidRequestError
+from kafkalite.protocol.messages.admin import AddRaftVoterRequest, RemoveRaftVoterRequest
 from kafkalite.protocol.messages.metadata import (
     DescribeMetadataRequest,
     DescribeMetadataResponse,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 ROOT: Final = "/"
 _NOW: Final = -1
 _POLL_MS: Final = 5_000
+_CHANGE_TIMEOUT_MS: Final = 30_000
 
 _COLUMNS: Final = (Column("path", "PATH"), Column("value", "VALUE"))
 
@@ -191,11 +193,22 @@ def _change_line(offset: int, sign: str, path: str, value: str, *, is_json: bool
     return f"{offset:>8} {shown} {path}" + (f" {value}" if value and sign != "-" else "") + "\n"
 
 
-@metadata.command()
+@metadata.group(
+    cls=Group,
+    invoke_without_command=True,
+    epilog="""\b
+Examples:
+  kl metadata quorum                   leader, voters and observers
+  kl metadata quorum add-voter 4       make observer 4 a voter
+  kl metadata quorum remove-voter 2    remove voter 2, which may be dead""",
+)
 @click.option("--check", is_flag=True, help="Exit code 9 if there is no leader, or a voter is silent.")
 @listing_options
-def quorum(check: bool) -> None:
-    """Show the metadata quorum: its leader, and the role and offset of each node."""
+@click.pass_context
+def quorum(context: click.Context, check: bool) -> None:
+    """Show the metadata quorum: its leader, and the role and offset of each node. Or change its voters."""
+    if context.invoked_subcommand is not None:
+        return
     current = invocation.current()
     seen = connect.ask_cluster(look_at_quorum)
     document = quorum_document(seen)
@@ -213,6 +226,61 @@ def quorum(check: bool) -> None:
         print_document(document, current.output)
     if check:
         _check(seen)
+
+
+_directory_option = click.option(
+    "--directory-id",
+    default="",
+    metavar="HEX",
+    help="Refuse unless this is the node's metadata directory, as 'kl metadata quorum' shows it.",
+)
+
+
+@quorum.command(
+    epilog="""\b
+Examples:
+  kl metadata quorum add-voter 4"""
+)
+@click.argument("node_id", type=click.IntRange(min=0), metavar="NODE")
+@_directory_option
+@client_options
+def add_voter(node_id: int, directory_id: str) -> None:
+    """Make an observer a voter of the metadata quorum. Waits until the observer has caught up.
+
+    Start the node with controller.quorum.bootstrap.servers first. Add voters one after the other.
+    """
+    request = AddRaftVoterRequest(node_id, directory_id, _CHANGE_TIMEOUT_MS)
+    voters = connect.ask_cluster(lambda client: _changed(client, request))
+    click.echo(f"node {node_id}: now a voter; the voters are {', '.join(map(str, voters))}")
+
+
+@quorum.command(
+    epilog="""\b
+Examples:
+  kl metadata quorum remove-voter 2    asks first
+  kl metadata quorum remove-voter 2 -y"""
+)
+@click.argument("node_id", type=click.IntRange(min=0), metavar="NODE")
+@_directory_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@client_options
+def remove_voter(node_id: int, directory_id: str, yes: bool) -> None:
+    """Remove a voter, which may be dead, from the metadata quorum. The node goes on as an observer."""
+    if not yes:
+        seen = connect.ask_cluster(look_at_quorum)
+        left = [node.node_id for node in seen.nodes if node.is_voter and node.node_id != node_id]
+        what = f"Remove voter {node_id}, so that the voters are {', '.join(map(str, left)) or 'none'}?"
+        invocation.confirm(what, "nothing was changed")
+    request = RemoveRaftVoterRequest(node_id, directory_id, _CHANGE_TIMEOUT_MS)
+    voters = connect.ask_cluster(lambda client: _changed(client, request))
+    click.echo(f"node {node_id}: no voter any more; the voters are {', '.join(map(str, voters))}")
+
+
+async def _changed(client: ClusterClient, request: AddRaftVoterRequest | RemoveRaftVoterRequest) -> list[int]:
+    """Change the voters, and return the ids of those that the leader then has."""
+    await client.call(request)
+    seen = await look_at_quorum(client)
+    return [node.node_id for node in seen.nodes if node.is_voter]
 
 
 def _check(seen: DescribeQuorumResponse) -> None:

@@ -164,7 +164,7 @@ def format_directory(
                 hint="if the cluster id is lost, choose a new one",
             )
         state = read_intact_metadata(filesystem, f"{path}/{METADATA_POINT}", node_id)
-        check_alone(filesystem, path, node_id, state.identity)
+        check_alone(filesystem, path, node_id, state)
         restore_identity(filesystem, path, cluster_id=cluster_id, node_id=node_id)
         if_not_formatted = True
     identity = read_identity(filesystem, path)

@@ -8,7 +8,7 @@ never lowered: before that, each program can be replaced by the earlier one.
 The levels of ``metadata.version``::
 
     1    all records before there were levels; also the level of a log without a FeatureLevelRecord
-    2    reassignments, unregistered brokers, and the FeatureLevelRecord itself
+    2    reassignments, unregistered brokers, changes of the voters, and the FeatureLevelRecord itself
 
 A new log begins with the newest levels that the first controller supports. A log that was written before
 there were levels may have records of level 2. It has that level from the first one of them on.
@@ -80,6 +80,7 @@ class Capability(NamedTuple):
 
 REASSIGNMENTS: Final = Capability("reassignments of partitions", METADATA_VERSION, LEVEL_OF_REASSIGNMENTS)
 UNREGISTERING: Final = Capability("the removal of brokers", METADATA_VERSION, LEVEL_OF_REASSIGNMENTS)
+VOTER_CHANGES: Final = Capability("changes of the voters", METADATA_VERSION, LEVEL_OF_REASSIGNMENTS)
 
 
 def level_of(levels: Mapping[str, int], feature: str) -> int:

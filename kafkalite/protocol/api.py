@@ -65,6 +65,8 @@ class ApiKey(enum.IntEnum):
     ALLOCATE_PRODUCER_IDS = 67
     CONSUMER_GROUP_HEARTBEAT = 68
     DESCRIBE_GROUPS = 69  # Kafka's ConsumerGroupDescribe
+    ADD_RAFT_VOTER = 80
+    REMOVE_RAFT_VOTER = 81
     CLUSTER_HELLO = 1000
     CLUSTER_PROOF = 1001
     RAFT_MESSAGES = 1002
@@ -133,6 +135,8 @@ _LATER: Final[dict[ApiKey, tuple[tuple[type[Struct], type[Struct]], ...]]] = {
     ApiKey.BROKER_HEARTBEAT: ((cluster.BrokerHeartbeatRequestV1, cluster.BrokerHeartbeatResponse),),
     ApiKey.CLUSTER_HELLO: ((cluster.ClusterHelloRequestV1, cluster.ClusterHelloResponseV1),),
     ApiKey.RAFT_MESSAGES: ((cluster.RaftMessagesRequestV1, cluster.RaftMessagesResponse),),
+    ApiKey.DESCRIBE_QUORUM: ((metadata.DescribeQuorumRequestV1, metadata.DescribeQuorumResponseV1),),
+    ApiKey.FETCH_METADATA: ((cluster.FetchMetadataRequestV1, cluster.FetchMetadataResponseV1),),
 }
 
 

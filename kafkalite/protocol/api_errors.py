@@ -321,6 +321,28 @@ API_ERRORS: Final[Mapping[ApiKey, ApiErrors]] = MappingProxyType(
             ),
             _NO_CODES,
         ),
+        ApiKey.ADD_RAFT_VOTER: ApiErrors(
+            _codes(
+                CONTROLLER,
+                INVALID_REQUEST="the node is a cluster of its own, or there are too many voters",
+                DUPLICATE_VOTER="the node is a voter already, maybe with another directory",
+                VOTER_NOT_FOUND="the node does not follow the log as an observer",
+                INVALID_VOTER_KEY="the observer has another directory",
+                VOTER_NOT_CAUGHT_UP="the observer lacks committed entries",
+                VOTER_CHANGE_PENDING="another change is not committed yet",
+            ),
+            _NO_CODES,
+        ),
+        ApiKey.REMOVE_RAFT_VOTER: ApiErrors(
+            _codes(
+                CONTROLLER,
+                INVALID_REQUEST="it is the only voter, or the node is a cluster of its own",
+                VOTER_NOT_FOUND="",
+                INVALID_VOTER_KEY="the voter has another directory",
+                VOTER_CHANGE_PENDING="another change is not committed yet",
+            ),
+            _NO_CODES,
+        ),
         ApiKey.CONTROLLED_SHUTDOWN: ApiErrors(
             _codes(
                 INVALID_REQUEST="no such broker",

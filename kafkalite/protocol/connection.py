@@ -46,6 +46,7 @@ from kafkalite.protocol.messages.cluster import (
     EnvelopeRequest,
     EnvelopeResponse,
     FetchMetadataResponse,
+    FetchMetadataResponseV1,
     RaftMessagesRequest,
     ReplicaFetchResponse,
 )
@@ -496,6 +497,7 @@ _PARTS: Final[dict[type[Struct], Callable[[Any], list[Any]]]] = {
     FetchResponseV1: attrgetter("partitions"),
     ReplicaFetchResponse: attrgetter("partitions"),
     FetchMetadataResponse: attrgetter("entries"),
+    FetchMetadataResponseV1: attrgetter("entries"),
 }
 
 

@@ -16,6 +16,8 @@ The adapter adds to the library's Raft (R17):
 - A follower commits only entries that the current message has verified.
 - Each vote counts once. Nothing is ever unpickled. Only the leader's own process proposes commands.
 - A snapshot replaces only an older state.
+- The voters are those of the log (``voter_set``), from the moment in which their entry is appended. The
+  library's own membership changes, which are neither durable nor safe, are never used.
 - A leader or candidate of an older term is notified. A node whose process was paused first reads the messages
   that arrived meanwhile.
 
@@ -29,18 +31,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from kafkalite.errors import KafkaliteError, MissingExtraError
 from kafkalite.limits import KIB, MIB
-from kafkalite.raft.eligibility import Eligibility
-from kafkalite.raft.entries import MAX_COMMAND_BYTES, NO_OP, REGULAR
+from kafkalite.raft.eligibility import UNKNOWN, Eligibility
+from kafkalite.raft.entries import MAX_COMMAND_BYTES, NO_OP, REGULAR, VOTERS
 from kafkalite.raft.journal import Journal
 from kafkalite.raft.messages import Message
 from kafkalite.raft.restart import LogEnd
 from kafkalite.raft.snapshot_store import Snapshot, SnapshotStore
+from kafkalite.raft.voter_set import Voters, VoterSet, command_of, is_same_directory
 from kafkalite.rng import Rng
 
 try:
@@ -71,6 +74,7 @@ _OVERRIDDEN: Final = (
 )
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
+_ABSENT: Final = -2  # stands for this node among the library's peers while this node is no voter
 _APPLIED_PER_TICK: Final = 2_000  # limits a tick, so that many entries to apply do not delay heartbeats
 
 _now: Callable[[], float] = time.monotonic
@@ -152,6 +156,11 @@ class AdapterHost(Protocol):
         """Replace the state by the snapshot's state."""
         ...
 
+    def use_peers(self, addresses: Mapping[int, str]) -> None:
+        """Exchange messages with these nodes, the voters and observers other than this node. An empty address
+        means that only the peer connects."""
+        ...
+
 
 Done = Callable[[Any, bool], None]
 """Called with (result of ``apply``, whether the outcome is known). (None, True): no effect."""
@@ -183,6 +192,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
     message, a tick, a proposal or a link."""
 
     _SyncObj__raftLeader: Any
+    _SyncObj__otherNodes: set[Node]
 
     def __init__(
         self,
@@ -196,11 +206,17 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         settings: RaftSettings,
         now: Callable[[], float],
         rng: Rng,
+        first_voters: VoterSet,
     ) -> None:
+        """``others``: the nodes to which this one connects at first. ``first_voters``: the voters if no entry
+        of the log has changed them."""
         self._host, self._journal, self._snapshots = host, journal, snapshots
         self._eligibility, self._rng = eligibility, rng
         self._loop_time = now
+        #: All peers: the other voters, the observers, and the nodes at which this one asks for the log.
         self._nodes = {peer: Node(peer) for peer in others}
+        self._first_voters = first_voters
+        self._voter_set = VoterSet(-1, {})  # the last one that ``adopt_voters`` has adopted
         self._votes_counted: set[tuple[int, int]] = set()
         self._leader_seen, self._last_tick = -1e9, now()
         self._append_seq: dict[int, int] = {}  # by peer: the sequence number of the last append sent
@@ -213,7 +229,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         election = settings.election_timeout_ms / 1000
         super().__init__(
             Node(node_id),
-            list(self._nodes.values()),
+            [],
             SyncObjConf(
                 autoTick=False,
                 journalFile=None,
@@ -242,7 +258,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftCommitIndex = journal.getRaftCommitIndex()
         if snapshots.current is not None:
             self._SyncObj__raftLastApplied = snapshots.current.last_index
-        if not self._nodes and eligibility.is_voter:
+        self.adopt_voters()
+        if not self.counted() and self.is_voter():
             self._SyncObj__raftElectionDeadline = 0.0  # a single voter need not wait for a leader
 
     # --- the state ---------------------------------------------------------------------------------------
@@ -270,13 +287,14 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return None if leader is None else leader.id
 
     def matches(self) -> dict[int, tuple[int, float]]:
-        """On the leader, return {peer: (match index, loop time of the peer's last response)}.
+        """On the leader, return {other voter: (match index, loop time of its last response)}.
 
         The match index is the last index up to which the peer's log agrees with the leader's. Unknown values
         are 0 and -1.0.
         """
         match, seen = self._SyncObj__raftMatchIndex, self._SyncObj__lastResponseTime
-        return {peer: (match.get(node, 0), seen.get(node, -1.0)) for peer, node in self._nodes.items()}
+        others = {peer: self._nodes[peer] for peer in sorted(self.counted())}
+        return {peer: (match.get(node, 0), seen.get(node, -1.0)) for peer, node in others.items()}
 
     def next_deadline(self) -> float:
         """Return the loop time, in seconds, at which the next tick is due unless an event requires an earlier
@@ -316,17 +334,154 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         instead. Called in each tick of a follower or candidate, before the library checks the election
         deadline."""
 
+    # --- the voters ------------------------------------------------------------------------------------
+
+    def voter_set(self) -> VoterSet:
+        """Return the voter set in force: the last one in the log, committed or not (R93)."""
+        return self._journal.voters.latest or self._first_voters
+
+    def former_voter_set(self) -> VoterSet:
+        """Return the voter set before the one in force, or the one in force if it is the first one."""
+        return self._journal.voters.former or self._first_voters
+
+    def is_voter(self) -> bool:
+        """Whether this node is a voter according to its own log. If its directory is not listed there,
+        ``eligibility`` decides."""
+        own = self._voter_set.voters.get(self.selfNode.id)
+        return own is not None and self.is_listed_as(own.directory)
+
+    def is_listed_as(self, listed: bytes) -> bool:
+        """Whether a voter set that lists this node with the directory ``listed`` means this directory
+        (R97)."""
+        if listed == UNKNOWN:
+            return self._eligibility.is_voter
+        return is_same_directory(listed, self._eligibility.directory)
+
+    def counted(self) -> Set[int]:
+        """Return the other nodes whose votes and acknowledgements count: the voters (R98)."""
+        return self._voter_set.voters.keys() - {self.selfNode.id}
+
+    def own_directory(self) -> bytes:
+        return self._eligibility.directory
+
+    def own_weight(self) -> int:
+        """Return 1 if this node counts itself towards a majority, or 0 if it is not listed as a voter: a
+        leader that removes itself does not count (R98)."""
+        return int(self._voter_set.lists(self.selfNode.id, self._eligibility.directory))
+
+    def _majority(self, count: int) -> bool:
+        """Whether ``count`` voters are a majority."""
+        return 2 * count > len(self.counted()) + self.own_weight()
+
+    def is_known_voter(self, peer: int) -> bool:
+        """Whether ``peer`` is a voter in the set in force or in the one before."""
+        return peer in self._voter_set.voters or peer in self.former_voter_set().voters
+
+    def adopt_voters(self) -> None:
+        """Make the library count the voters of the log. Called after each change of the log."""
+        if self.voter_set() == self._voter_set:
+            return
+        self._voter_set = self.voter_set()
+        for peer in self.counted():
+            self._nodes.setdefault(peer, Node(peer))
+        others = {self._nodes[peer] for peer in self.counted()}
+        if not self.own_weight():
+            others.add(Node(_ABSENT))  # the library counts this node, so the majority is larger by half
+        former, last = self._SyncObj__otherNodes, self._journal.last_index
+        for node in others - former:
+            self._SyncObj__readonlyNodes.discard(node)
+            self._SyncObj__raftNextIndex.setdefault(node, last + 1)
+            self._SyncObj__raftMatchIndex[node] = 0
+            self._SyncObj__lastResponseTime[node] = self._loop_time()
+        for node in former - others:
+            self._SyncObj__raftMatchIndex[node] = 0
+            if node in self._SyncObj__connectedNodes:
+                self._SyncObj__readonlyNodes.add(node)
+        self._SyncObj__otherNodes = others
+        self._silence_absent()
+        self.announce_peers()
+
+    def _silence_absent(self) -> None:
+        if Node(_ABSENT) in self._SyncObj__otherNodes:
+            self._SyncObj__lastResponseTime[Node(_ABSENT)] = -1e12
+
+    def addresses(self) -> dict[int, str]:
+        """Return the known addresses of peers."""
+        listed = {**self._first_voters.voters, **self._voter_set.voters}
+        return {peer: key.address for peer, key in listed.items() if key.address}
+
+    def announce_peers(self) -> None:
+        """Pass the peers to the host."""
+        known = self.addresses()
+        self._host.use_peers({peer: known.get(peer, "") for peer in self._nodes})
+
+    def add_peer(self, peer: int) -> None:
+        self._nodes.setdefault(peer, Node(peer))
+
+    def drop_peer(self, peer: int) -> None:
+        """Forget a peer that is no voter and has no link."""
+        node = self._nodes.pop(peer)
+        self._SyncObj__raftNextIndex.pop(node, None)
+        self._SyncObj__raftMatchIndex.pop(node, None)
+
+    def append_voters(self, voters: Voters, done: Done) -> None:
+        """As the leader, append an entry that lists ``voters``, and count by it from now on.
+
+        ``done`` is called as by ``propose``, with the index of the entry.
+        """
+        index, term = self._journal.last_index + 1, self.raftCurrentTerm
+        self._journal.add(command_of(voters), index, term)
+
+        def on_outcome(result: Any, reason: int) -> None:
+            done(result if reason == FAIL_REASON.SUCCESS else None, reason != FAIL_REASON.UNKNOWN_OUTCOME)
+
+        self._SyncObj__commandsWaitingCommit[index].append((term, on_outcome))
+        self.adopt_voters()
+        self._SyncObj__sendAppendEntries()
+        self.sync_own_copy()
+        self._host.kick()
+
+    def first_index_of_term(self) -> int:
+        """As the leader, return the index of the first entry of its term."""
+        return int(self._SyncObj__noopIDx)
+
+    def resign(self) -> None:
+        """As the leader, send the commit index, ask the most advanced voter to lead, and follow."""
+        self._SyncObj__sendAppendEntries()
+        self.hand_over()
+        self._SyncObj__setState(FOLLOWER)
+        self.forget_leader()
+
+    def takes_proposals(self) -> bool:
+        """Whether this leader appends proposals; False while it is about to stop leading."""
+        return True
+
+    def may_promise(self) -> bool:
+        """Whether this node may rely on its own files (R59)."""
+        return True
+
     def abstains(self) -> bool:
         """Whether this node at present neither votes nor sends acknowledgements that count."""
-        return self._eligibility.abstains
+        return not self.is_voter() or not self.may_promise()
 
     def may_elect(self, candidate: LogEnd) -> bool:
         """Whether this node may vote for a candidate whose log ends at ``candidate`` (R59)."""
         return True
 
+    def may_stand(self) -> bool:
+        """Whether this node is a voter, or was one before a change that may not be committed yet.
+
+        In the second case, its log may be the only one with which a leader can be elected.
+        """
+        if self.is_voter():
+            return True
+        own = self.former_voter_set().voters.get(self.selfNode.id)
+        is_committed = self._voter_set.offset <= self.raftCommitIndex
+        return own is not None and not is_committed and self.is_listed_as(own.directory)
+
     def may_elect_itself(self) -> bool:
         """Whether this node may be a candidate."""
-        return not self.abstains() and self.may_elect(self.log_end())
+        return self.may_stand() and self.may_promise() and self.may_elect(self.log_end())
 
     def log_end(self) -> LogEnd:
         return LogEnd(self._journal.last_term, self._journal.last_index)
@@ -338,6 +493,10 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
     def _may_append_to(self, peer: int) -> bool:
         """Whether the leader may send entries to ``peer``."""
         return True
+
+    def note_directory(self, peer: int, directory: bytes) -> None:
+        """Record the directory of a peer, or ``UNKNOWN`` while the peer makes no promise. Called for each
+        acknowledgement over the present link."""
 
     def _on_abstaining_ack(self, peer: int, match_index: int) -> None:
         """Record that a peer that abstains from voting has all entries up to ``match_index``. Called for each
@@ -380,24 +539,37 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._SyncObj__lastResponseTime[self._nodes[peer]] = self._loop_time()
 
     def send_all(self, message: Message) -> None:
-        for peer in self._nodes:
+        """Send a message to all other voters, or to all peers if this node does not know the voters yet."""
+        for peer in sorted(self.counted()) if self._voter_set.voters else self._nodes:
             self._host.send(peer, dict(message))
 
-    def _majority(self, count: int) -> bool:
-        """Whether ``count`` voters are a majority."""
-        return 2 * count > len(self._nodes) + 1
+    def listed_directory(self, peer: int) -> bytes:
+        """Return the directory with which the voter set in force lists ``peer``."""
+        key = self._voter_set.voters.get(peer)
+        return UNKNOWN if key is None else key.directory
 
     # --- links -----------------------------------------------------------------------------------------
 
     def begin_link(self, peer: int) -> None:
         """Begin a new link to ``peer``, which may have restarted, possibly with another disk."""
         self._link_floor[peer] = self._append_seq.get(peer, 0)
-        self._snapshots.cancelTransmisstion(self._nodes[peer])
-        self._SyncObj__onNodeConnected(self._nodes[peer])
+        node = self._nodes[peer]
+        self._snapshots.cancelTransmisstion(node)
+        if peer in self._voter_set.voters:
+            self._SyncObj__onNodeConnected(node)
+        else:
+            self._SyncObj__onReadonlyNodeConnected(node)
         self._host.kick()
 
     def end_link(self, peer: int) -> None:
-        self._SyncObj__onNodeDisconnected(self._nodes[peer])
+        node = self._nodes[peer]
+        if peer in self._voter_set.voters:
+            self._SyncObj__onNodeDisconnected(node)
+        else:
+            self._SyncObj__onReadonlyNodeDisconnected(node)
+
+    def is_linked(self, peer: int) -> bool:
+        return self._nodes[peer] in self._SyncObj__connectedNodes
 
     def _SyncObj__onNodeConnected(self, node: Node) -> None:  # noqa: N802
         SyncObj._SyncObj__onNodeConnected(self, node)
@@ -428,7 +600,10 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             message["stamp"] = self.raftCurrentTerm
             message["seq"] = self._acknowledging
             message["counts"] = self.do_acknowledgements_count()
+            message["directory"] = self._eligibility.directory if self.may_promise() else UNKNOWN
             self.sync_before_acknowledgement()
+        elif kind == "request_vote":
+            message["directory"] = self.listed_directory(node.id)
         elif kind in {"apply_command", "apply_command_response"}:
             return False  # only the leader's own process may propose
         return self._send(node, message)
@@ -446,7 +621,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._journal.sync()
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802
-        if self.raft_state() != LEADER:
+        if self.raft_state() != LEADER or not self.takes_proposals():
             self._refuse_proposals()
             return
         last = self._journal.last_index
@@ -457,6 +632,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         SyncObj._SyncObj__onBecomeLeader(self)
+        self._silence_absent()
         self.sync_own_copy()  # so that a single voter commits its first entry in this tick
 
     def _refuse_proposals(self) -> None:
@@ -490,7 +666,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self.sync_own_copy()
             if self.raftCommitIndex != commit and self._SyncObj__newAppendEntriesTime == next_append:
                 self._SyncObj__sendAppendEntries()  # followers need not wait for the next heartbeat
-            if not self._nodes and self._journal.last_index > self.raftCommitIndex:
+            if not self.counted() and self._journal.last_index > self.raftCommitIndex:
                 self._host.kick()
 
     def _SyncObj__generateRaftTimeout(self) -> float:  # noqa: N802
@@ -502,9 +678,9 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         index = self.raftLastApplied + 1
         if command[0] == REGULAR:
             return self._host.apply(index, command[1:])
-        assert command[0] == NO_OP, f"entry {index} is of unknown kind {command[0]}"
+        assert command[0] in {NO_OP, VOTERS}, f"entry {index} is of unknown kind {command[0]}"
         self._host.skip(index)
-        return None
+        return index if command[0] == VOTERS else None
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
         commit, bound = self.raftCommitIndex, self.raftLastApplied + _APPLIED_PER_TICK
@@ -561,6 +737,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         message["commit_index"] = self.verified_commit_index(message)
         chunk = message.pop("serialized", None)
         self._base(node, message)
+        self.adopt_voters()
         if chunk is not None:
             self._take_chunk(node, chunk)
 
@@ -592,7 +769,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         """Replace the state by the leader's snapshot. Also replace the log unless it contains the last two
         entries of the snapshot."""
         self._snapshots.store(snapshot)
-        self._journal.align(snapshot.previous, snapshot.last)
+        self._journal.align(snapshot.previous, snapshot.last, snapshot.voters)
+        self.adopt_voters()
         for index in list(self._SyncObj__commandsWaitingCommit):
             if index <= snapshot.last_index:
                 self._report_unknown_outcome(index)
@@ -608,6 +786,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         if not self.is_of_present_term(message) or not self.is_of_present_link(node.id, message):
             return
         next_index = self._SyncObj__raftNextIndex
+        self.note_directory(node.id, message["directory"])
         if message["reset"]:
             if message["seq"] <= self._reset_floor.get(node.id, 0):
                 message["reset"] = False  # sent before the peer received the appends after the last reset
@@ -615,7 +794,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
                 self._reset_floor[node.id] = self._append_seq.get(node.id, 0)
                 self.beat_soon()  # otherwise the peer's position would move back by one entry per heartbeat
         message["next_node_idx"] = max(1, min(message["next_node_idx"], self._journal.last_index + 1))
-        if not message["counts"]:
+        if not self.does_acknowledgement_count(node.id, message):
             if message["reset"]:
                 next_index[node] = message["next_node_idx"]
             elif message["success"]:
@@ -625,6 +804,16 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._base(node, message)
         if message["success"] and not message["reset"] and next_index[node] < sent:
             next_index[node] = sent  # do not resend entries that are in flight
+
+    def does_acknowledgement_count(self, peer: int, message: Message) -> bool:
+        """Whether an acknowledgement is one of a voter, in the directory that is listed for it (R97,
+        R98)."""
+        if peer not in self.counted():
+            return False
+        listed = self.listed_directory(peer)
+        if listed == UNKNOWN:
+            return bool(message["counts"])
+        return is_same_directory(listed, message["directory"])
 
     def is_of_present_term(self, message: Message) -> bool:
         """Whether an acknowledgement has the leader's current term; otherwise it does not count (R17)."""
@@ -637,19 +826,22 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
 
     def _on_request_vote(self, node: Node, message: Message) -> None:
         candidate = LogEnd(message["last_log_term"], message["last_log_index"])
-        if not self.may_vote() or not self.may_elect(candidate):
+        if not self.may_vote(message["directory"]) or not self.may_elect(candidate):
+            return
+        if message["directory"] == UNKNOWN and not self.is_known_voter(node.id):
             return
         if message["term"] < self.raftCurrentTerm:
             self._send(node, {"type": "stale_term", "term": self.raftCurrentTerm})
             return
         self._base(node, message)
 
-    def may_vote(self) -> bool:
-        """Whether this node may vote; False while it abstains (R17)."""
-        return not self.abstains()
+    def may_vote(self, listed: bytes) -> bool:
+        """Whether this node may vote for a candidate whose voter set lists it with the directory ``listed``,
+        also if its own log does not have that set yet (R17, R97)."""
+        return self.is_listed_as(listed) and self.may_promise()
 
     def _on_response_vote(self, node: Node, message: Message) -> None:
-        if self.is_new_vote(message["term"], node.id):
+        if node.id in self.counted() and self.is_new_vote(message["term"], node.id):
             self._votes_counted = {kept for kept in self._votes_counted if kept[0] >= self.raftCurrentTerm}
             self._votes_counted.add((message["term"], node.id))
             self._base(node, message)

@@ -37,11 +37,17 @@ from typing import Any, Final
 from kafkalite.clock import Clock
 from kafkalite.errors import (
     BrokerError,
+    DuplicateVoterError,
     ErrorCode,
+    InvalidRequestError,
+    InvalidVoterKeyError,
     LogOfflineError,
     NotControllerError,
     ShuttingDownError,
     ThrottlingQuotaExceededError,
+    VoterChangePendingError,
+    VoterNotCaughtUpError,
+    VoterNotFoundError,
 )
 from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_QUEUED_COMMANDS
 from kafkalite.log_fields import Fields
@@ -53,10 +59,10 @@ from kafkalite.metadata.broker_commands import (
     may_shut_down,
 )
 from kafkalite.metadata.controller import Command, decide
-from kafkalite.metadata.decision import ControllerSettings, Decision
+from kafkalite.metadata.decision import ControllerSettings, Decision, outcome
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.feature_commands import NodeRanges, describe_features
-from kafkalite.metadata.features import SUPPORTED, newest_levels
+from kafkalite.metadata.features import SUPPORTED, VOTER_CHANGES, newest_levels, refusal
 from kafkalite.metadata.image import EMPTY, BrokerState, ClusterImage, TopicImage
 from kafkalite.metadata.partition_commands import MAX_ELECTIONS_PER_BALANCE, BalanceLeaders
 from kafkalite.metadata.reassignment_commands import ContinueReassignments, reassigning
@@ -65,7 +71,14 @@ from kafkalite.metadata.record_codec import check_level
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.metadata.recovery import RecoveredPartition, ReplaceShortLeaders, ReplicaReports
 from kafkalite.metadata.sessions import BrokerSessions
-from kafkalite.protocol.messages.admin import UpdateFeaturesRequest
+from kafkalite.protocol.messages.admin import (
+    AddRaftVoterRequest,
+    AddRaftVoterResponse,
+    RemoveRaftVoterRequest,
+    RemoveRaftVoterResponse,
+    UnregisterBrokerRequest,
+    UpdateFeaturesRequest,
+)
 from kafkalite.protocol.messages.cluster import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatRequestV1,
@@ -79,6 +92,7 @@ from kafkalite.protocol.messages.cluster import (
 )
 from kafkalite.protocol.messages.metadata import DescribeFeaturesResponse, DescribeRecoveryResponse
 from kafkalite.raft.quorum import OffsetWaiters, Quorum, StaleImageError, complete
+from kafkalite.raft.voter_set import AddVoter, RemoveVoter, VoterChange
 from kafkalite.rng import Rng
 
 logger = logging.getLogger(__name__)
@@ -96,6 +110,15 @@ REBALANCE_DELAY_MS: Final = 10_000
 #: How long no replica moves by itself after an operator has cancelled or changed such a move.
 REBALANCE_PAUSE_MS: Final = 3_600_000
 _PROBE_TIMEOUT_S: Final = 1.0
+#: The errors with which a change of the voters is refused, as opposed to errors of the controller.
+_VOTER_ERRORS: Final = (
+    DuplicateVoterError,
+    InvalidRequestError,
+    InvalidVoterKeyError,
+    VoterChangePendingError,
+    VoterNotCaughtUpError,
+    VoterNotFoundError,
+)
 
 _Waiting = tuple[Command, asyncio.Future[Any]]
 
@@ -399,9 +422,13 @@ class ControllerNode:
             0, None, image.metadata_offset, describe_features(image, self._node_ranges(image))
         )
 
+    def _voters(self) -> frozenset[int]:
+        """Return the node ids of the present voters."""
+        return self._quorum.voter_ids() or self._settings.voters
+
     def _node_ranges(self, image: ClusterImage) -> NodeRanges:
         """Return the feature levels that each broker and voter supports; None if they are unknown (R92)."""
-        voters, connected = self._settings.voters, self._voter_features()
+        voters, connected = self._voters(), self._voter_features()
         found: dict[int, Sequence[FeatureRange] | None] = {}
         for node_id in image.brokers.keys() | voters | {self._node_id}:
             broker = image.brokers.get(node_id)
@@ -544,13 +571,46 @@ class ControllerNode:
 
     # --- commands
 
-    async def submit(self, command: Command) -> Any:
+    async def change_voters(
+        self, command: AddRaftVoterRequest | RemoveRaftVoterRequest
+    ) -> AddRaftVoterResponse | RemoveRaftVoterResponse:
+        """Add or remove a voter of the quorum. The response has the error of a change that is not possible.
+
+        Raises the other errors of ``Quorum.change_voters``, and InvalidRequestError for a directory id that
+        is not in hex.
+        """
+        self._check_usable()
+        try:
+            directory = bytes.fromhex(command.directory_id)
+        except ValueError:
+            raise InvalidRequestError(f"{command.directory_id!r} is not a directory id in hex") from None
+        is_added = isinstance(command, AddRaftVoterRequest)
+        change: VoterChange = (AddVoter if is_added else RemoveVoter)(command.node_id, directory)
+        response = AddRaftVoterResponse if is_added else RemoveRaftVoterResponse
+        refused = refusal(self.image.levels, VOTER_CHANGES)
+        if refused is not None and not self._settings.is_single_node:
+            return response(*outcome(refused), change.node_id)
+        try:
+            await self._quorum.change_voters(change)
+        except _VOTER_ERRORS as error:
+            return response(*outcome(error), change.node_id)
+        logger.warning(
+            "the voters have changed %s",
+            Fields(
+                change=type(change).__name__, node=change.node_id, voters=sorted(self._quorum.voter_ids())
+            ),
+        )
+        return response(0, None, change.node_id)
+
+    async def submit(self, command: Command | AddRaftVoterRequest | RemoveRaftVoterRequest) -> Any:
         """Decide ``command``. Return its reply once its records are committed and in this node's image.
 
         Raises the error of the decision, NotControllerError, ShuttingDownError, ThrottlingQuotaExceededError
         (the queue is full), and the errors of ``Quorum.commit``. After RequestTimedOutError, LogOfflineError,
         ShuttingDownError or a cancellation, the command may still take effect.
         """
+        if isinstance(command, AddRaftVoterRequest | RemoveRaftVoterRequest):
+            return await self.change_voters(command)  # an entry of its own kind
         self._check_usable()
         if len(self._queue) >= MAX_QUEUED_COMMANDS:
             raise ThrottlingQuotaExceededError(
@@ -678,12 +738,15 @@ class ControllerNode:
                 code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
                 return Decision(RegisterBrokerResponse(int(code), message, -1, -1))
             self._reports.take_damaged(command.node_id, command.damaged)
+        settings = self._settings
+        if isinstance(command, UnregisterBrokerRequest) and not settings.is_single_node:
+            settings = replace(settings, voters=self._voters())
         decision = decide(
             image,
             command,
             now_ms=self._clock.wall_ms(),
             rng=self._rng,
-            settings=self._settings,
+            settings=settings,
             ends_of=partial(self._reports.ends_of, image),
             nodes=self._node_ranges(image) if isinstance(command, UpdateFeaturesRequest) else None,
         )

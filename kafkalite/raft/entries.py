@@ -5,10 +5,11 @@
     entry    (command, index, term)
     command  00 | u64 after_offset | msgpack bytes of the records         big-endian
              01                                                           no-op, the first entry of a leader
+             04 | msgpack of all voters                                   see ``voter_set``
 
 A command takes effect only if ``after_offset`` is the offset of the current state: the offset of the last
 command that took effect, or 0. Otherwise the command is void on every node (R19). The offset of an entry is
-its index. Offsets have gaps, because no-ops and void commands do not change the state.
+its index. Offsets have gaps, because no-ops, lists of voters and void commands do not change the state.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ Entry = tuple[bytes, int, int]
 
 REGULAR: Final = 0  # the first byte of a regular command in pysyncobj
 NO_OP: Final = 1
+VOTERS: Final = 4  # 2 and 3 are commands of pysyncobj, which are never used
 MAX_COMMAND_BYTES: Final = 4 * MIB  # 20,000 partition records take 2.5 MiB
 
 #: The first entry of every log. No leader has written it.

@@ -38,6 +38,7 @@ class IntactMetadata:
     entries: list[Entry] = field(default_factory=lambda: [FIRST_ENTRY])
     newest_index: int = 0
     damage: dict[str, str] = field(default_factory=dict)
+    voters: frozenset[int] | None = None  #: after the last change of the voters; None without a change (R93)
 
     @property
     def last_index(self) -> int:
@@ -106,20 +107,27 @@ def read_intact_metadata(fs: FileSystem, directory: str, node_id: int) -> Intact
             )
         if is_behind or not log or not journal.contains_end_of_snapshot(previous, last):
             log = [previous, last]
+        if state.snapshot.voters is not None:
+            journal.voters.rebase(state.snapshot.voters)
     elif log and log[0][1] != FIRST_ENTRY[1]:
         state.damage.setdefault(snapshot_path, f"the file is missing, and {JOURNAL_FILE} continues it")
         state.damage.setdefault(journal_path, f"it begins at {log[0][1]}, after a snapshot that is lost")
         log = []
     state.entries = log or state.entries
+    if journal.voters.latest is not None:
+        state.voters = frozenset(journal.voters.latest.voters)
     return state
 
 
-def check_alone(fs: FileSystem, data_directory: str, node_id: int, identity: Identity | None) -> None:
+def check_alone(fs: FileSystem, data_directory: str, node_id: int, state: IntactMetadata) -> None:
     """Raise DataDirectoryError if ``data_directory`` is that of a node of a cluster. Such a node can copy the
     metadata from other nodes."""
     path = join(data_directory, layout.VOTERS_FILE)
+    identity = state.identity
     voters: set[str] = set()
-    if fs.exists(path):
+    if state.voters is not None:
+        voters = {str(one) for one in state.voters}
+    elif fs.exists(path):
         voters = set(fs.read_bytes(path).decode(errors="replace").strip().split(","))
     elif identity is not None and identity.bootstrap_voters:
         voters = {str(one) for one in identity.bootstrap_voters}

@@ -43,13 +43,15 @@ from kafkalite.errors import (
     DataDirectoryError,
     DiskFullError,
     LogOfflineError,
+    RemoteProtocolError,
     StorageError,
     StorageExhaustedError,
 )
 from kafkalite.log_fields import Fields
 from kafkalite.raft.eligibility import BootstrapVoters
-from kafkalite.raft.entries import Entry
+from kafkalite.raft.entries import VOTERS, Entry
 from kafkalite.raft.frames import check_version, corrupt, frame, frames_after, read_frames, read_intact_frames
+from kafkalite.raft.voter_set import VoterHistory, VoterSet, voters_in
 from kafkalite.records.checksum import crc32c
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.layout import join, parent
@@ -129,6 +131,8 @@ class Journal:
         self._directory = directory
         self._path = join(directory, JOURNAL_FILE)
         self._log: list[Entry] = []
+        #: The voter sets in the log, and the one of the snapshot that it continues.
+        self.voters = VoterHistory()
         self._unsynced: list[list[Any]] = []
         self._term = 0
         self._vote: int | None = None
@@ -150,6 +154,8 @@ class Journal:
         self._filesystem.sync_dir(parent(self._directory))
         self.identity = identity
         self._log = list(entries)
+        for command, index, _ in entries:
+            self._note_voters(command, index)
         self._term, self._vote = term, vote
         self._rewrite()
 
@@ -266,12 +272,16 @@ class Journal:
                 first = self._log[0][1] if self._log else index
                 if not first <= index <= first + len(self._log):
                     raise corrupt(self._path, position, "an entry that follows the others", f"entry {index}")
-                del self._log[index - first :]
+                self._truncate(index)
                 self._log.append((command, index, term))
+                try:
+                    self._note_voters(command, index)
+                except RemoteProtocolError as error:
+                    raise corrupt(self._path, position, "a list of voters", error.message) from error
             case [2, int(term), int() | None as vote]:
                 self._term, self._vote = term, vote
             case [3]:
-                self._log.clear()
+                self._truncate(0)
             case [4, bool(is_voter), [*voters]]:
                 self.identity = replace(
                     self.identity, is_voter=is_voter, bootstrap_voters=_bootstrap_voters(voters)
@@ -279,8 +289,23 @@ class Journal:
             case _:
                 raise corrupt(self._path, position, "a change of a known kind", str(change)[:80])
 
-    def align(self, previous: Entry, last: Entry) -> None:
+    def _truncate(self, index: int) -> None:
+        """Drop the entries from ``index`` on, and the voter sets that they list (R93)."""
+        if self._log:
+            del self._log[max(0, index - self._log[0][1]) :]
+        self.roll_back_voters(index)
+
+    def roll_back_voters(self, index: int) -> None:
+        self.voters.truncate(index)
+
+    def _note_voters(self, command: bytes, index: int) -> None:
+        if command[0] == VOTERS:
+            self.voters.append(index, voters_in(command))
+
+    def align(self, previous: Entry, last: Entry, voters: VoterSet | None = None) -> None:
         """Make the log agree with a stored snapshot, whose last two entries are ``previous`` and ``last``.
+
+        ``voters`` is the voter set of the snapshot, or None if its voters are those of the first format.
 
         A log that contains both entries is kept completely, because this node may have acknowledged later
         entries (R17). Any other log is replaced by the two entries. Raises CorruptLogError if the log begins
@@ -291,14 +316,16 @@ class Journal:
             raise corrupt(
                 self._path, 0, f"a log that begins at {index} or before, as its snapshot ends", str(log[0][1])
             )
-        if self.contains_end_of_snapshot(previous, last):
-            self._commit_index = index
-            return
-        self.clear()
-        self.add(*previous)
-        self.add(*last)
+        is_kept = self.contains_end_of_snapshot(previous, last)
+        if not is_kept:
+            self.clear()
+            self.add(*previous)
+            self.add(*last)
+        if voters is not None:
+            self.voters.rebase(voters)
         self._commit_index = index
-        self.sync()
+        if not is_kept:
+            self.sync()
 
     def contains_end_of_snapshot(self, previous: Entry, last: Entry) -> bool:
         """Whether the log contains the last two entries of a snapshot. If so, the log must be kept (R17)."""
@@ -316,8 +343,9 @@ class Journal:
             if log[at][2] == term:
                 return
             assert index > self._commit_index, f"the leader would replace entry {index}, which is committed"
-            del log[at:]
+            self._truncate(index)
         log.append((command, index, term))
+        self._note_voters(command, index)
         self._unsynced.append([_ENTRY, index, term, command])
 
     def sync(self) -> None:
@@ -355,7 +383,7 @@ class Journal:
     def discard_unsynced(self, last_index: int) -> None:
         """Drop all unsynced changes and the entries after ``last_index``. None of these entries may have been
         synced."""
-        del self._log[last_index + 1 - self.first_index :]
+        self._truncate(last_index + 1)
         self._unsynced.clear()
 
     def set_eligibility(self, *, is_voter: bool, bootstrap_voters: BootstrapVoters) -> None:
@@ -426,7 +454,7 @@ class Journal:
             self._file.close()
 
     def clear(self) -> None:
-        self._log.clear()
+        self._truncate(0)
         self._unsynced.append([_RESET])
 
     def deleteEntriesFrom(self, start: int) -> None:  # noqa: N802

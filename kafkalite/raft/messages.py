@@ -17,6 +17,11 @@ dict with the names and types that pysyncobj and ``voter`` rely on.
     inquire           asks for the eligibility of the receiver
     eligibility       whether the sender may vote or has a new directory (see ``eligibility``), and where its
                       log ends (see ``restart``)
+    join              asks the receiver to send its log to the sender, an observer (see ``voter_set``)
+
+``directory`` is the sender's in next_node_idx, eligibility and join, and empty if the sender makes no promise
+at present (``restart``). In request_vote and prevote it is the one that the candidate's voter set lists for
+the receiver (R97).
 
 A version of RaftMessages has one schema of each message, and a later version appends fields. A message is
 encoded in the version that the receiver supports (R90). A field that an earlier version lacks has the value
@@ -32,7 +37,8 @@ import msgpack
 
 from kafkalite.errors import RemoteProtocolError
 from kafkalite.limits import MIB
-from kafkalite.raft.entries import MAX_COMMAND_BYTES, NO_OP, REGULAR
+from kafkalite.raft.entries import MAX_COMMAND_BYTES, NO_OP, REGULAR, VOTERS
+from kafkalite.raft.voter_set import voters_in
 
 Message = dict[str, Any]
 
@@ -57,6 +63,10 @@ def _is_directory(value: Any) -> bool:
     return type(value) is bytes and len(value) <= 64
 
 
+def _is_address(value: Any) -> bool:
+    return type(value) is str and len(value) <= 1_000
+
+
 def _is_chunk(value: Any) -> bool:
     if value is None:
         return True
@@ -76,7 +86,9 @@ def _is_entry(entry: Any) -> bool:
     command, index, term = entry
     if type(command) is not bytes or not 1 <= len(command) <= MAX_COMMAND_BYTES + 1:
         return False
-    return command[0] in {REGULAR, NO_OP} and _is_count(index) and _is_count(term)
+    if command[0] == VOTERS:
+        voters_in(command)
+    return command[0] in {REGULAR, NO_OP, VOTERS} and _is_count(index) and _is_count(term)
 
 
 def _is_bootstrap_voters(value: Any) -> bool:
@@ -95,6 +107,7 @@ _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
     "counts": _is_flag,
     "leader": _is_node,
     "directory": _is_directory,
+    "address": _is_address,
     "is_new": _is_flag,
     "is_voter": _is_flag,
     "bootstrap_voters": _is_bootstrap_voters,
@@ -104,11 +117,11 @@ _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
 _SCHEMA: Final[dict[int, tuple[str, tuple[str, ...]]]] = {
     1: ("append", ("term", "commit_index", "seq", "prevLogIdx", "prevLogTerm", "entries")),
     2: ("chunk", ("term", "commit_index", "seq", "serialized")),
-    3: ("next_node_idx", ("next_node_idx", "reset", "success", "stamp", "seq", "counts")),
-    4: ("request_vote", ("term", "last_log_index", "last_log_term")),
+    3: ("next_node_idx", ("next_node_idx", "reset", "success", "stamp", "seq", "counts", "directory")),
+    4: ("request_vote", ("term", "last_log_index", "last_log_term", "directory")),
     5: ("response_vote", ("term",)),
     6: ("timeout_now", ("term",)),
-    7: ("prevote", ("term", "seq", "last_log_index", "last_log_term")),
+    7: ("prevote", ("term", "seq", "last_log_index", "last_log_term", "directory")),
     8: ("prevote_ok", ("seq",)),
     9: ("probe", ("term", "seq", "leader")),
     10: ("probe_ok", ("seq",)),
@@ -127,11 +140,18 @@ _SCHEMA: Final[dict[int, tuple[str, tuple[str, ...]]]] = {
             "last_log_term",
         ),
     ),
+    14: ("join", ("directory", "address")),
 }
 #: {kind number: field count in version 0}, of the messages to which version 1 has appended fields.
-_COUNTS_IN_V0: Final[dict[int, int]] = {13: 4}
+_COUNTS_IN_V0: Final[dict[int, int]] = {3: 6, 4: 3, 7: 4, 13: 4}
 #: What a message that lacks the field means: the sender's log is not compared with others (R59, R90).
-_ABSENT: Final[Message] = {"is_voter": False, "term": 0, "last_log_index": 0, "last_log_term": 0}
+_ABSENT: Final[Message] = {
+    "is_voter": False,
+    "term": 0,
+    "last_log_index": 0,
+    "last_log_term": 0,
+    "directory": b"",  # the voters were never changed (R97)
+}
 _NUMBER: Final = {kind: number for number, (kind, _) in _SCHEMA.items()}
 _APPEND: Final = "append_entries"  # the library's name for both append and chunk
 

@@ -25,6 +25,7 @@ from kafkalite.raft.frames import REPAIR_HINT
 from kafkalite.raft.intact_metadata import in_doubt, read_intact_metadata
 from kafkalite.raft.journal import JOURNAL_FILE, Identity, Journal
 from kafkalite.raft.snapshot_store import SNAPSHOT_FILE, Snapshot, SnapshotStore
+from kafkalite.raft.voter_set import VoterSet
 from kafkalite.storage.filesystem import FileSystem
 
 DIRECTORY_ID_BYTES: Final = 16
@@ -47,9 +48,11 @@ class MetadataLog:
         voters: Iterable[int] | None = None,
         snapshots: SnapshotStore | None = None,
     ) -> None:
-        """If ``voters`` is None, the node is a single-node cluster."""
+        """``voters``: those of the first format; none if the node joins a quorum as an observer. If
+        ``voters`` is None, the node is a single-node cluster."""
         self.journal = Journal(filesystem, directory)
         self.snapshots = snapshots or SnapshotStore(filesystem, directory)
+        self.is_created = False  #: whether ``open`` has created the journal
         self._filesystem = filesystem
         self._directory = directory
         self._node_id = node_id
@@ -101,14 +104,27 @@ class MetadataLog:
             self._convert(new_directory_id)
         else:
             self._create(new_directory_id, known_offset, allow_new=allow_new)
+            self.is_created = True
         self._check_bootstrap_voters()
         snapshots.open()
         if snapshots.current is not None:
-            journal.align(snapshots.current.previous, snapshots.current.last)
+            snapshot = snapshots.current
+            journal.align(snapshot.previous, snapshot.last, snapshot.voters)
         elif journal.first_index != FIRST_ENTRY[1]:
             raise DataDirectoryError(
                 f"{self._directory} has a {JOURNAL_FILE} from {journal.first_index} on, and no snapshot",
                 hint=self._way_out(known_offset) if self._is_alone else REPAIR_HINT,
+            )
+        self._check_alone()
+
+    def _check_alone(self) -> None:
+        """Raise DataDirectoryError if a node without configured voters would use the log of a quorum that has
+        grown to several voters: it would commit without them (R93)."""
+        latest = self.journal.voters.latest
+        if self._voters is None and latest is not None and latest.voters.keys() != {self._node_id}:
+            raise DataDirectoryError(
+                f"{self._directory} holds the metadata of a cluster whose voters are {sorted(latest.voters)}",
+                hint="set controller.quorum.voters as it was, or controller.quorum.bootstrap.servers",
             )
 
     def _create(self, directory_id: bytes, known_offset: int | None, *, allow_new: bool) -> None:
@@ -161,16 +177,23 @@ class MetadataLog:
                 f"{self._directory} holds the metadata of a node of a cluster, with the voters {known}",
                 hint="set controller.quorum.voters as it was, or use another data directory",
             )
-        if self._voters is not None and known not in ([], [self._node_id], self._voters):
+        if self._voters and known not in ([], [self._node_id], self._voters):
             raise DataDirectoryError(
                 f"the voters of this cluster are the nodes {known}, and not {self._voters}",
                 hint="set controller.quorum.voters back; the voters are fixed when a cluster is bootstrapped",
             )
 
     def store_snapshot(self, snapshot: Snapshot, first_index: int) -> None:
-        """Store a snapshot, then drop the journal's entries before ``first_index``.
+        """Store a snapshot with the voters in force after it, then drop the entries before ``first_index``.
 
         Raises StorageExhaustedError, which leaves the files usable, and LogOfflineError.
         """
-        self.snapshots.store(snapshot)
+        voters = self.voters_of_snapshot(snapshot.last_index)
+        self.snapshots.store(snapshot._replace(voters=voters))
+        if voters is not None:
+            self.journal.voters.rebase(voters)
         self.journal.compact(first_index)
+
+    def voters_of_snapshot(self, index: int) -> VoterSet | None:
+        """Return the voter set to keep in a snapshot of the entries up to ``index`` (R93)."""
+        return self.journal.voters.at(index)

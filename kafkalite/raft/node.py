@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from kafkalite.errors import StorageExhaustedError
+from kafkalite.errors import BrokerError, NotControllerError, StorageExhaustedError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.raft.adapter import LEADER, Done, RaftSettings
-from kafkalite.raft.eligibility import Eligibility
+from kafkalite.raft.eligibility import UNKNOWN, Eligibility
 from kafkalite.raft.entries import effective_records
 from kafkalite.raft.messages import Message
 from kafkalite.raft.metadata_log import DIRECTORY_ID_BYTES, MetadataLog
 from kafkalite.raft.runner import Runner
 from kafkalite.raft.snapshot_store import Snapshot, SnapshotStore
 from kafkalite.raft.transport import RaftTransport
-from kafkalite.raft.voter import Voter
+from kafkalite.raft.voter import ChangeDone, Voter
+from kafkalite.raft.voter_set import VoterChange, VoterKey, VoterSet
 from kafkalite.rng import Rng
 from kafkalite.storage.filesystem import FileSystem
 
@@ -52,11 +53,14 @@ class Outcome(NamedTuple):
 
 
 class VoterStatus(NamedTuple):
-    """The state of one voter in a node's QuorumStatus. Only the leader knows the state of other voters."""
+    """The state of one voter or observer in a node's QuorumStatus. Only the leader knows that of others."""
 
     node_id: int
     match_offset: int  #: last index at which its log agrees with the leader's; -1 if unknown
     last_contact_ms: int  #: time since its last response; 0 for the node itself, -1 if unknown
+    is_voter: bool = True  #: False for an observer
+    directory: bytes = UNKNOWN  #: the id of its metadata directory, as far as it is known
+    address: str = ""  #: empty if unknown
 
 
 class QuorumStatus(NamedTuple):
@@ -93,6 +97,10 @@ class NodeListener(Protocol):
 
     def on_leader(self, leader_id: int | None, term: int) -> None: ...
 
+    def on_peers(self, addresses: Mapping[int, str]) -> None:
+        """Connect to these nodes from now on: {node id: address, or "" if unknown}."""
+        ...
+
     def on_snapshot_wanted(self) -> None:
         """Call ``RaftNode.take_snapshot`` soon, because the log has grown."""
         ...
@@ -125,10 +133,18 @@ class RaftNode:
         allow_new: bool = True,
         known_offset: int | None = None,
         is_copy: bool = False,
+        addresses: Mapping[int, str] | None = None,
     ) -> None:
-        """``is_copy``: the data directory was copied since the node last used it (R59)."""
+        """``voters``: those of the first format, or none if this node joins a running quorum. ``addresses``:
+        those of the voters and of other nodes to ask for the log, and this node's own. ``is_copy``: the data
+        directory was copied since the node last used it (R59)."""
         self._node_id = node_id
-        self._others = sorted(set(voters) - {node_id})
+        self._voters = sorted(set(voters))
+        self._addresses = dict(addresses or {})
+        self._others = sorted({*self._voters, *self._addresses} - {node_id})
+        #: Called on the Raft loop with the address of each peer, whenever they change.
+        self.on_peers: Callable[[Mapping[int, str]], None] | None = None
+        self.peer_addresses: Mapping[int, str] = {}
         self._runner = runner
         self._rng = rng
         self._settings = settings
@@ -167,9 +183,12 @@ class RaftNode:
         self._snapshots = SnapshotStore(
             self._filesystem, self._directory, chunk_bytes=self._settings.chunk_bytes
         )
-        voters = [self._node_id, *self._others]
         self._files = MetadataLog(
-            self._filesystem, self._directory, node_id=self._node_id, voters=voters, snapshots=self._snapshots
+            self._filesystem,
+            self._directory,
+            node_id=self._node_id,
+            voters=self._voters,
+            snapshots=self._snapshots,
         )
         self.journal = self._files.journal
 
@@ -194,9 +213,11 @@ class RaftNode:
             known_offset=self._known_offset,
         )
         identity, snapshot = journal.identity, self._snapshots.current
+        first_voters = self._first_voters()
+        is_changed = journal.voters.latest is not None
         self._eligibility = eligibility = Eligibility(
             self._node_id,
-            self._others,
+            [] if is_changed else first_voters.voters.keys() - {self._node_id},
             identity.directory,
             is_voter=identity.is_voter,
             bootstrap_voters=identity.bootstrap_voters,
@@ -214,6 +235,9 @@ class RaftNode:
             now=now,
             rng=self._rng,
             is_copy=self._is_copy,
+            is_new=self._files.is_created and not first_voters.voters,
+            first_voters=first_voters,
+            address=self._addresses.get(self._node_id, ""),
         )
         self._offset = 0
         if snapshot is not None:
@@ -224,6 +248,11 @@ class RaftNode:
             self._on_attached(peer_id)
         self._flush()
         self._on_timer()
+
+    def _first_voters(self) -> VoterSet:
+        """Return the voters of the first format: the configured ones, or else those in the journal."""
+        voters = self._voters or sorted(self.journal.identity.bootstrap_voters)
+        return VoterSet(0, {node: VoterKey(UNKNOWN, self._addresses.get(node, "")) for node in voters})
 
     def stop(self, done: Callable[[], None]) -> None:
         """If this node leads, request a leadership transfer. Close the files, then call ``done`` on the
@@ -364,7 +393,9 @@ class RaftNode:
     def _why_it_abstains(self) -> str:
         if self._eligibility.was_alone:
             return "it was the only voter: it waits until all other voters have received its log"
-        if self._eligibility.is_voter:
+        if not self.voter.counted() or not self.voter.own_weight():
+            return "it is an observer; 'kl metadata quorum add-voter' makes it a voter"
+        if self.voter.is_voter():
             return "it compares its log with those of the other voters, and too few have responded"
         return "its metadata directory is new: the first start needs all voters, a later one the leader's log"
 
@@ -393,7 +424,29 @@ class RaftNode:
             return
         self._work(self.voter.read_index, lambda is_current: self._notify(done, is_current))
 
+    def change_voters(self, change: VoterChange, done: ChangeDone) -> None:
+        """Add or remove a voter. Call ``done`` later on the listener's loop, as ``Voter.change_voters`` does.
+        ``done`` is not called if the node stops or fails first."""
+        if not self.is_running:
+            self._post([(done, NotControllerError("this controller has paused"))])
+            return
+
+        def on_done(error: BrokerError | None) -> None:
+            self.status = self._current_status()
+            self._notify(done, error)
+
+        self._work(self.voter.change_voters, change, on_done)
+
     # --- the host of the adapter -----------------------------------------------------------------------
+
+    def use_peers(self, addresses: Mapping[int, str]) -> None:
+        """Implements ``AdapterHost.use_peers``."""
+        known = self._addresses
+        self.peer_addresses = {peer: address or known.get(peer, "") for peer, address in addresses.items()}
+        self.transport.peers = frozenset(addresses)
+        self._notify(self._listener.on_peers, self.peer_addresses)
+        if self.on_peers is not None:
+            self.on_peers(self.peer_addresses)
 
     def send(self, peer_id: int, message: Message) -> bool:
         """Implements ``AdapterHost.send``."""
@@ -492,10 +545,16 @@ class RaftNode:
         leader_id, term = self._last_leader
         is_leader = voter.raft_state() == LEADER
         now = self._runner.loop.time()
-        nodes = [VoterStatus(self._node_id, journal.last_index, 0)]
+        listed = voter.named_voter_set()
+        own = VoterKey(voter.own_directory(), self._addresses.get(self._node_id, ""))
+        is_listed = bool(voter.own_weight())
+        nodes = [VoterStatus(self._node_id, journal.last_index, 0, is_listed, *own)]
         for peer, (match, seen) in voter.matches().items():
             contact_ms = int((now - seen) * 1000) if is_leader and seen >= 0 else -1
-            nodes.append(VoterStatus(peer, match if is_leader else -1, contact_ms))
+            key = listed.voters.get(peer, VoterKey(UNKNOWN, ""))
+            nodes.append(VoterStatus(peer, match if is_leader else -1, contact_ms, True, *key))
+        for peer, observer in voter.observers().items() if is_leader else ():
+            nodes.append(VoterStatus(peer, observer.match_index, -1, False, *observer.key))
         snapshot = self._snapshots.current
         return QuorumStatus(
             node_id=self._node_id,

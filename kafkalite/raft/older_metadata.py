@@ -118,7 +118,7 @@ def _expected(
 ) -> tuple[IntactMetadata, MetadataLoss]:
     data_directory, node_id = layout.parent(directory), identity.node_id
     state = read_intact_metadata(fs, directory, node_id)
-    check_alone(fs, data_directory, node_id, state.identity)
+    check_alone(fs, data_directory, node_id, state)
     count = state.records_in_doubt(known_offset)
     notes = [one if one.startswith(path) else f"{path}: {one}" for path, one in state.damage.items()]
     if state.damage or count:

@@ -13,8 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from kafkalite.errors import KafkaliteError, LogOfflineError, ShuttingDownError
+from kafkalite.errors import InvalidRequestError, KafkaliteError, LogOfflineError, ShuttingDownError
 from kafkalite.metadata.records import MetadataRecord
+from kafkalite.raft.voter_set import VoterChange
 
 
 class StaleImageError(KafkaliteError):
@@ -116,6 +117,21 @@ class Quorum(ABC):
         Raises NotControllerError, LogOfflineError, ShuttingDownError, or RequestTimedOutError if no majority
         responds.
         """
+
+    async def change_voters(self, change: VoterChange) -> None:
+        """Add or remove a voter. Return when the change is committed (R93-R98).
+
+        Raises NotControllerError, and the errors of ``voter_set.next_voters``. After RequestTimedOutError,
+        LogOfflineError and ShuttingDownError, the change may still be committed.
+        """
+        raise InvalidRequestError(
+            f"node {self._node_id} has no quorum that could change: it is a cluster of its own",
+            hint="start it with controller.quorum.voters, which names only this node, and a cluster.secret",
+        )
+
+    def voter_ids(self) -> frozenset[int]:
+        """Return the node ids of the present voters; empty if they are the configured ones."""
+        return frozenset()
 
     @abstractmethod
     async def stop(self) -> None:

@@ -12,10 +12,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kafkalite.errors import InvalidRequestError, NotControllerError, RequestTimedOutError, ShuttingDownError
+from kafkalite.errors import (
+    BrokerError,
+    InvalidRequestError,
+    NotControllerError,
+    RequestTimedOutError,
+    ShuttingDownError,
+)
 from kafkalite.loop_thread import call_on
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
@@ -24,6 +30,7 @@ from kafkalite.raft.entries import MAX_COMMAND_BYTES, change_after
 from kafkalite.raft.node import Outcome, QuorumStatus, RaftNode
 from kafkalite.raft.quorum import OffsetWaiters, Quorum, StaleImageError, complete
 from kafkalite.raft.runner import Runner
+from kafkalite.raft.voter_set import VoterChange
 from kafkalite.rng import Rng
 from kafkalite.storage.filesystem import FileSystem
 
@@ -40,7 +47,10 @@ class MetadataChunk(NamedTuple):
 
 
 class RaftQuorum(Quorum):
-    """A ``Quorum`` of several ``voters``. Use it on the broker's loop; its ``node`` runs on the Raft loop."""
+    """A ``Quorum`` of several voters, of which this node is one or an observer.
+
+    Use it on the broker's loop; its ``node`` runs on the Raft loop.
+    """
 
     def __init__(
         self,
@@ -55,10 +65,10 @@ class RaftQuorum(Quorum):
         allow_new: bool = True,
         known_offset: int | None = None,
         is_copy: bool = False,
+        addresses: Mapping[int, str] | None = None,
     ) -> None:
-        """``allow_new`` and ``known_offset`` are those of ``MetadataLog.open``, which ``start`` calls.
-        ``is_copy``: the data directory was copied since the node last used it (R59)."""
-        assert node_id in voters, "a node that is no voter needs an ObserverQuorum"
+        """``voters``, ``addresses`` and ``is_copy`` are those of ``RaftNode``. ``allow_new`` and
+        ``known_offset`` are those of ``MetadataLog.open``, which ``start`` calls."""
         super().__init__(node_id)
         self._settings = settings or RaftSettings()
         self._runner = runner
@@ -70,6 +80,9 @@ class RaftQuorum(Quorum):
         self._recent_bytes = 0
         self._events: deque[tuple[Any, ...]] = deque()
         self._is_draining = False
+        #: {node id: address} of the nodes to which this one connects, this node included. Kept current.
+        self.addresses: dict[int, str] = dict(addresses or {})
+        self._own_address = self.addresses.get(node_id, "")
         self._waiting: dict[asyncio.Future[Any], None] = {}  # commits and reads; failed when the node stops
         self._beyond = OffsetWaiters()
         # (offset, encoded records) of the last requested snapshot
@@ -87,6 +100,7 @@ class RaftQuorum(Quorum):
             allow_new=allow_new,
             known_offset=known_offset,
             is_copy=is_copy,
+            addresses=addresses,
         )
 
     async def start(self) -> None:
@@ -205,6 +219,12 @@ class RaftQuorum(Quorum):
             assert offset == self._offset, f"the machine is at {offset}, and the log at {self._offset}"
             self._runner.call(self.node.take_snapshot, self._index, offset, records)
 
+    def on_peers(self, addresses: Mapping[int, str]) -> None:
+        """Implements ``NodeListener.on_peers``."""
+        self.addresses.clear()
+        self.addresses.update(addresses)
+        self.addresses[self._node_id] = self._own_address
+
     def on_failure(self, error: BaseException) -> None:
         """Implements ``NodeListener.on_failure``."""
         self._stop_for(error)
@@ -240,6 +260,18 @@ class RaftQuorum(Quorum):
         if not outcome.took_effect:
             raise StaleImageError(decided_on=after_offset, offset=outcome.offset)
         return outcome.offset
+
+    async def change_voters(self, change: VoterChange) -> None:
+        """Implements ``Quorum.change_voters``."""
+        self._check_leads()
+
+        def on_outcome(future: asyncio.Future[None], error: BrokerError | None) -> None:
+            complete(future, error)
+
+        await self._ask(self.node.change_voters, on_outcome, change)
+
+    def voter_ids(self) -> frozenset[int]:
+        return frozenset(one.node_id for one in self.node.status.nodes if one.is_voter)
 
     async def read_index(self) -> int:
         """Return the offset of this node after it has applied all entries committed before the call (R19).

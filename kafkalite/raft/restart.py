@@ -69,6 +69,11 @@ class Restart:
         self._responses: dict[int, tuple[float, LogEnd]] = {}
         self.is_over = not self._others
 
+    def set_others(self, others: Iterable[int]) -> None:
+        """Compare with these voters from now on: those of the log, which has changed."""
+        self._others = frozenset(others)
+        self.is_over = self.is_over or not self._others
+
     def on_response(self, peer: int, end: LogEnd, now: float) -> None:
         """Record ``end``, the present end of the log of ``peer``, or NO_ENTRY if ``peer`` may not vote."""
         self._responses[peer] = (now, end)
@@ -86,19 +91,19 @@ class Restart:
         ``patience_s``, or enough of them have and the wait for the others is over."""
         if self.is_over:
             return True
-        count = len(self._present(now))
+        count = len(self._present(now).keys() & self._others)
         has_majority = 2 * (1 + count) > 1 + len(self._others)
         return count == len(self._others) or (has_majority and now - self._started >= self._wait_s)
 
     def may_elect(self, candidate: LogEnd, now: float) -> bool:
         """Whether this voter may vote for a candidate whose log ends at ``candidate``."""
-        return self.is_over or all(end <= candidate for end in self._present(now))
+        return self.is_over or all(end <= candidate for end in self._present(now).values())
 
     def end(self) -> None:
         """Rely on this voter's own files from now on, because it has all committed entries."""
         self.is_over = True
         self._responses.clear()
 
-    def _present(self, now: float) -> list[LogEnd]:
+    def _present(self, now: float) -> dict[int, LogEnd]:
         """Return the ends of the logs of the voters that have responded within ``patience_s``."""
-        return [end for at, end in self._responses.values() if now - at <= self._patience_s]
+        return {peer: end for peer, (at, end) in self._responses.items() if now - at <= self._patience_s}

@@ -7,6 +7,10 @@
     offset          the offset of the last entry that took effect; void entries have none
     records         the msgpack bytes of the metadata records that make the state
 
+The array has a seventh element if a log entry has changed the voters (R93, ``voter_set``)::
+
+    voters          [offset, [[node, directory, address], …]]: the voter set in force after ``last``
+
 A new snapshot replaces the old one atomically, and the log is compacted only afterwards. A leader sends the
 bytes of the file. ``SnapshotStore`` replaces pysyncobj's serializer. Of the serializer's methods, it has only
 those that the library still calls, because ``RaftNode`` takes the snapshots, and the adapter installs those
@@ -17,10 +21,11 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from kafkalite.errors import LogOfflineError, StorageError, StorageExhaustedError
+from kafkalite.errors import LogOfflineError, RemoteProtocolError, StorageError, StorageExhaustedError
 from kafkalite.limits import KIB
 from kafkalite.raft.entries import Entry
 from kafkalite.raft.frames import check_version, corrupt, frame, read_single_frame
+from kafkalite.raft.voter_set import VoterSet, parsed_voters
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.layout import join
 
@@ -36,6 +41,7 @@ class Snapshot(NamedTuple):
     last: Entry
     offset: int
     records: bytes
+    voters: VoterSet | None = None  #: None: those of the first format
 
     @property
     def last_index(self) -> int:
@@ -53,9 +59,30 @@ def parse_snapshot(data: bytes, path: str) -> Snapshot:
             [bytes(), int(), int()] as last,
             int(offset),
             bytes(records),
+            *rest,
         ] if previous[1] + 1 == last[1]:
-            return Snapshot((*previous,), (*last,), offset, records)
+            return Snapshot((*previous,), (*last,), offset, records, _voter_set(rest, path))
     raise corrupt(path, 0, "a snapshot of this format", "something else with a good checksum")
+
+
+def _voter_set(rest: list[Any], path: str) -> VoterSet | None:
+    match rest:
+        case []:
+            return None
+        case [[int(index), voters]]:
+            try:
+                return VoterSet(index, parsed_voters(voters))
+            except RemoteProtocolError as error:
+                raise corrupt(path, 0, "a list of voters", error.message) from error
+    raise corrupt(path, 0, "a snapshot of this format", f"{len(rest)} further values")
+
+
+def _encoded(snapshot: Snapshot) -> list[Any]:
+    previous, last, offset, records, voters = snapshot
+    value = [_FORMAT, _VERSION, previous, last, offset, records]
+    if voters is not None:
+        value.append([voters.offset, [[node, *key] for node, key in voters.voters.items()]])
+    return value
 
 
 class SnapshotStore:
@@ -84,8 +111,7 @@ class SnapshotStore:
 
     def store(self, snapshot: Snapshot) -> None:
         """Store the snapshot durably. Raises StorageExhaustedError (nothing changed), LogOfflineError."""
-        previous, last, offset, records = snapshot
-        data = frame([_FORMAT, _VERSION, previous, last, offset, records])
+        data = frame(_encoded(snapshot))
         try:
             self._filesystem.write_atomically(self._path, data)
         except StorageExhaustedError:

@@ -37,9 +37,10 @@ class RaftTransport:
         on_detached: Callable[[int], None],
         on_message: Callable[[int, Message], None],
     ) -> None:
-        #: The number of refused messages and links: malformed, or from nodes that are not voters.
+        #: The number of refused messages and links: malformed, or from nodes that are no peers.
         self.refused_count = 0
-        self._peers = frozenset(peers)
+        #: The voters and observers that this node knows, except itself.
+        self.peers = frozenset(peers)
         self._links: dict[int, PeerLink] = {}
         self._versions: dict[int, int] = {}  # of RaftMessages, by the id of a peer with a link
         self._on_attached = on_attached
@@ -47,12 +48,12 @@ class RaftTransport:
         self._on_message = on_message
 
     def attach(self, peer_id: int, link: PeerLink, version: int = messages.VERSION) -> None:
-        """Use ``link`` for messages to ``peer_id`` from now on. Has no effect if the peer is not a voter.
+        """Use ``link`` for messages to ``peer_id`` from now on. Has no effect if the node is no peer.
 
         ``version`` is the newest version of RaftMessages that both nodes support (R90).
         """
-        if peer_id not in self._peers:
-            self._refuse("a link to %d, which is no voter", peer_id)
+        if peer_id not in self.peers:
+            self._refuse("a link to %d, which is no peer", peer_id)
             return
         former = self._links.get(peer_id)
         if former is not None:
@@ -71,15 +72,17 @@ class RaftTransport:
         return sorted(self._links)
 
     def receive(self, peer_id: int, message: bytes | memoryview) -> None:
-        """Decode a message from ``peer_id`` and pass it to the node. Drops a message that is malformed or not
-        from a voter."""
-        if peer_id not in self._peers:
-            self._refuse("a message from %d, which is no voter", peer_id)
-            return
+        """Decode a message from ``peer_id`` and pass it to the node.
+
+        Drops a message that is malformed, or from a node that is no peer and does not ask to become one.
+        """
         try:
             decoded = messages.decode(message)
         except RemoteProtocolError as error:
             self._refuse("node %d: %s", peer_id, error)
+            return
+        if peer_id not in self.peers and decoded["type"] != "join":
+            self._refuse("a message from %d, which is no peer", peer_id)
             return
         self._on_message(peer_id, decoded)
 

@@ -72,7 +72,7 @@ def _lost(fs: FileSystem, directory: str, known_offset: int) -> list[Finding]:
         if identity is None:
             return []
         state = read_intact_metadata(fs, directory, identity.node_id)
-        check_alone(fs, data_directory, identity.node_id, state.identity)
+        check_alone(fs, data_directory, identity.node_id, state)
     except (StorageError, OSError):
         return []  # of a node of a cluster, or its identity is reported by another check
     found = [Finding(path, 0, problem) for path, problem in state.damage.items()]

@@ -1,5 +1,5 @@
-"""The parts of Raft that pysyncobj lacks: pre-vote, read-index, eligibility to vote (``eligibility``), and
-the check of a voter that has started again (``restart``).
+"""The parts of Raft that pysyncobj lacks: pre-vote, read-index, eligibility to vote (``eligibility``), the
+check of a voter that has started again (``restart``), observers, and changes of the voters (``voter_set``).
 
 Implements messages, terms and deadlines on top of ``adapter.RaftAdapter``. It uses none of the library's
 private names (``_SyncObj__x``).
@@ -10,17 +10,29 @@ private names (``_SyncObj__x``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from kafkalite.errors import BrokerError, NotControllerError, RequestTimedOutError
 from kafkalite.raft.adapter import LEADER, RaftAdapter
 from kafkalite.raft.eligibility import UNKNOWN, BootstrapVoters
 from kafkalite.raft.messages import Message
 from kafkalite.raft.restart import NO_ENTRY, LogEnd, Restart
+from kafkalite.raft.voter_set import LeaderView, Observer, VoterChange, VoterKey, VoterSet, next_voters
 
 NO_CANDIDATE: Final = -1  #: stored as the vote in a term in which this node may already have voted
 _NEVER: Final = 1e12
+_LONG_AGO: Final = -1e12
+
+#: An observer that has not asked for the log for this many election timeouts is forgotten.
+_FORGET_FACTOR: Final = 20
+_MAX_OBSERVERS: Final = 200
 
 ReadDone = Callable[[bool], None]
+
+ChangeDone = Callable[[BrokerError | None], None]
+"""Called with None when a change of the voters is committed, or with the reason why it is not. After
+RequestTimedOutError the change may still be committed."""
 
 
 class _Read(NamedTuple):
@@ -37,11 +49,33 @@ class _Confirmation(NamedTuple):
     asked: float
 
 
+@dataclass(slots=True)
+class _Observed:
+    """An observer: its directory and address, and how far it has acknowledged this leader's log."""
+
+    key: VoterKey
+    asked: float  #: when it last asked for the log
+    match_index: int = 0
+    due_index: int = 0  #: this leader's commit index when the observer acknowledged last
+    caught_up: float = (
+        _LONG_AGO  #: when it last had all entries that were committed at its acknowledgement before
+    )
+
+
 class Voter(RaftAdapter):
     """A ``RaftAdapter`` with pre-vote, read-index, eligibility to vote, and the check after a start
     (``restart``)."""
 
-    def __init__(self, *args: Any, is_copy: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, is_copy: bool = False, is_new: bool = False, address: str = "", **kwargs: Any
+    ) -> None:
+        """``is_new``: this process has created the directory, of an observer, so it has made no promise yet.
+        ``address`` is this node's own, at which other controllers connect."""
+        self._address = address
+        self._observed: dict[int, _Observed] = {}
+        self._directories: dict[int, bytes] = {}  # by peer: the directory behind the present link
+        self._next_join = 0.0
+        self._leaves_at = _NEVER  # when this leader, which is removed, stops leading
         self._prevote_seq, self._prevote_term = 0, -1
         self._prevotes: set[int] = set()
         self._has_won_prevote = False
@@ -57,8 +91,19 @@ class Voter(RaftAdapter):
         super().__init__(*args, **kwargs)
         self._started = self._loop_time()
         self._restart = Restart(
-            self._nodes, started=self._started, patience_s=self.conf.raftMaxTimeout, is_copy=is_copy
+            self.counted() if self._voter_set.voters else self._nodes,
+            started=self._started,
+            patience_s=self.conf.raftMaxTimeout,
+            is_copy=is_copy,
         )
+        if is_new:
+            self._restart.end()
+
+    def adopt_voters(self) -> None:
+        former = self._voter_set
+        super().adopt_voters()
+        if self._voter_set is not former and former.offset >= 0:
+            self._restart.set_others(self.counted())
 
     def next_deadline(self) -> float:
         if self._is_inquiring():
@@ -70,13 +115,25 @@ class Voter(RaftAdapter):
         return self._restart.is_over
 
     def _is_inquiring(self) -> bool:
-        return self._eligibility.abstains or not self._restart.is_over
+        return self._seeks_eligibility() or not self._restart.is_over
 
-    def abstains(self) -> bool:
-        return self._eligibility.abstains or not self._restart.may_promise(self._loop_time())
+    def _seeks_eligibility(self) -> bool:
+        """Whether this node is listed as a voter without a directory, and may not vote yet."""
+        own = self._voter_set.voters.get(self.selfNode.id)
+        return own is not None and own.directory == UNKNOWN and self._eligibility.abstains
+
+    def may_promise(self) -> bool:
+        return self._restart.may_promise(self._loop_time())
 
     def on_message(self, peer: int, message: Message) -> None:
-        if message["type"] in {"prevote", "request_vote"} and self._eligibility.is_voter and self.abstains():
+        kind = message["type"]
+        if kind == "join":
+            self._on_join(peer, message)
+        elif (
+            kind in {"prevote", "request_vote"}
+            and not self.may_promise()
+            and self.is_listed_as(message["directory"])
+        ):
             self._postponed = (peer, message)  # the candidate does not ask again in its term
         else:
             super().on_message(peer, message)
@@ -86,17 +143,31 @@ class Voter(RaftAdapter):
 
     def begin_link(self, peer: int) -> None:
         self._begin_round()
+        self._restart_link(peer)
+        self._next_join = 0.0
         super().begin_link(peer)
 
     def end_link(self, peer: int) -> None:
         self._begin_round()
         self._restart.forget(peer)
+        self._restart_link(peer)
         super().end_link(peer)
+
+    def _restart_link(self, peer: int) -> None:
+        """Forget the directory behind the former link, and how far it had caught up: its disk may have been
+        replaced."""
+        self._directories.pop(peer, None)
+        if peer in self._observed:
+            observed = self._observed[peer]
+            observed.match_index, observed.caught_up = 0, _LONG_AGO
 
     def _onTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803
         if self._eligibility.was_alone:
             self._share_log(self._loop_time())
+        self.adopt_voters()
         super()._onTick(timeToWait)
+        self._step_down_if_removed()
+        self._forget_observers()
         if not self._restart.is_over and self.leader() == self.selfNode.id:
             self._restart.end()
         self._release_reads()
@@ -104,7 +175,9 @@ class Voter(RaftAdapter):
     def _before_election(self, now: float) -> None:
         if self._is_inquiring():
             self._seek_eligibility(now)
-        if self._eligibility.abstains:
+        if not self.is_voter():
+            self._ask_for_log(now)
+        if not self.may_stand():
             self.set_deadline(_NEVER)
         elif not self._restart.is_over and not self.may_elect_itself():
             self.set_deadline(max(self.deadline(), now + self.conf.appendEntriesPeriod / 10))
@@ -127,16 +200,16 @@ class Voter(RaftAdapter):
         super()._on_append_entries(node, message)
         if message["term"] != self.raftCurrentTerm:
             return
-        if self._eligibility.abstains:
+        if self._seeks_eligibility():
             self._seek_confirmation(node.id)
-        elif not self._restart.is_over and not self.abstains() and self._has_caught_up():
+        elif not self._restart.is_over and self.may_promise() and self._has_caught_up():
             self._restart.end()
 
     def is_prevote_due(self, now: float) -> bool:
         """Whether to request pre-votes now, before an election. Raft is safe without them, but less
         stable."""
         return bool(
-            self._nodes
+            self.counted()
             and not self._has_won_prevote
             and self.deadline() < now
             and not self.is_handed_over_to()
@@ -144,22 +217,28 @@ class Voter(RaftAdapter):
 
     def _ask_for_prevotes(self, now: float) -> None:
         """Request pre-votes. The election, and with it a new term, follows only if a majority grants them."""
+        self._ask_for_log(now)  # a voter without a leader may have been removed meanwhile
         self.set_deadline(now + self.draw_timeout())
         self.forget_leader()
         self._prevote_seq += 1
         self._prevotes, self._prevote_term = set(), self.raftCurrentTerm
-        self.send_all(
-            {
-                "type": "prevote",
-                "term": self.raftCurrentTerm + 1,
-                "seq": self._prevote_seq,
-                "last_log_index": self._journal.last_index,
-                "last_log_term": self._journal.last_term,
-            }
-        )
+        for peer in sorted(self.counted()):
+            self._host.send(
+                peer,
+                {
+                    "type": "prevote",
+                    "term": self.raftCurrentTerm + 1,
+                    "seq": self._prevote_seq,
+                    "last_log_index": self._journal.last_index,
+                    "last_log_term": self._journal.last_term,
+                    "directory": self.listed_directory(peer),
+                },
+            )
 
     def _on_prevote(self, node: Any, message: Message) -> None:
-        if self.abstains():
+        if not self.may_vote(message["directory"]):
+            return
+        if message["directory"] == UNKNOWN and not self.is_known_voter(node.id):
             return
         if message["term"] <= self.raftCurrentTerm:
             self._send(node, {"type": "stale_term", "term": self.raftCurrentTerm})
@@ -174,10 +253,10 @@ class Voter(RaftAdapter):
     def _on_prevote_ok(self, node: Any, message: Message) -> None:
         if (message["seq"], self.raftCurrentTerm) != (self._prevote_seq, self._prevote_term):
             return
-        if self.raft_state() == LEADER or self.abstains():
+        if self.raft_state() == LEADER or not self.may_elect_itself():
             return
         self._prevotes.add(node.id)
-        if self._majority(1 + len(self._prevotes)):
+        if self._majority(self.own_weight() + len(self._prevotes & self.counted())):
             self._has_won_prevote = True
             self.set_deadline(0.0)
 
@@ -202,14 +281,14 @@ class Voter(RaftAdapter):
 
         This node may be that leader. A node that abstains sends nothing.
         """
-        if self.abstains() or message["term"] != self.raftCurrentTerm:
+        if self.abstains() or message["term"] != self.raftCurrentTerm or not self.is_known_voter(node.id):
             return
         if self.followed() == message["leader"]:
             self._send(node, {"type": "probe_ok", "seq": message["seq"]})
 
     def _on_probe_ok(self, node: Any, message: Message) -> None:
         seq = message["seq"]
-        if self._eligibility.abstains:
+        if self._seeks_eligibility():
             self._on_confirmation(node.id, seq)
         elif seq in self._reads:
             self._reads[seq].confirmed.add(node.id)
@@ -217,7 +296,7 @@ class Voter(RaftAdapter):
 
     def _check_read(self, seq: int) -> None:
         read = self._reads[seq]
-        if not self.is_leadership_confirmed(len(read.confirmed)):
+        if not self.is_leadership_confirmed(len(read.confirmed & self.counted())):
             return
         del self._reads[seq]
         if self.raftCurrentTerm == read.term and self.raft_state() == LEADER:
@@ -228,7 +307,7 @@ class Voter(RaftAdapter):
     def is_leadership_confirmed(self, confirmations: int) -> bool:
         """Whether a leader may serve a read: ``confirmations`` other voters and the leader itself are a
         majority (R19)."""
-        return self._majority(1 + confirmations)
+        return self._majority(self.own_weight() + confirmations)
 
     def _release_reads(self) -> None:
         ready, self._reads_ready = self._reads_ready, []
@@ -249,7 +328,7 @@ class Voter(RaftAdapter):
     def is_log_shared(self) -> bool:
         """Whether the log is new or, on a node that was the only voter, all other voters have acknowledged
         its committed entries in this round."""
-        return self._is_log_new() or self._log_holders == self._nodes.keys()
+        return self._is_log_new() or self._log_holders == self.counted()
 
     def _seek_eligibility(self, now: float) -> None:
         """Become a voter if ``Eligibility.bootstrap_now`` allows it, otherwise send an inquiry to all
@@ -258,7 +337,9 @@ class Voter(RaftAdapter):
         if now < self._next_inquiry:
             return
         self._next_inquiry = now + self.conf.appendEntriesPeriod
-        bootstrap_voters = self._eligibility.bootstrap_now(is_log_shared=self.is_log_shared())
+        bootstrap_voters = None
+        if self._seeks_eligibility():
+            bootstrap_voters = self._eligibility.bootstrap_now(is_log_shared=self.is_log_shared())
         if bootstrap_voters is not None:
             self._bootstrap(bootstrap_voters)
         else:
@@ -276,6 +357,12 @@ class Voter(RaftAdapter):
         return not self._eligibility.was_alone or self._eligibility.has_never_voted(peer)
 
     def _on_abstaining_ack(self, peer: int, match_index: int) -> None:
+        observed = self._observed.get(peer)
+        if observed is not None and self._directories.get(peer) == observed.key.directory:
+            observed.match_index = match_index
+            if match_index >= observed.due_index:
+                observed.caught_up = self._loop_time()
+            observed.due_index = self.raftCommitIndex
         if self._eligibility.was_alone:
             self.note_response(peer)
             if match_index >= self.raftCommitIndex:
@@ -290,17 +377,19 @@ class Voter(RaftAdapter):
             "type": "eligibility",
             "seq": seq,
             "directory": eligibility.directory,
-            "is_new": eligibility.abstains and self._is_log_new(),
+            "is_new": self._seeks_eligibility() and self._is_log_new(),
             "bootstrap_voters": list(eligibility.bootstrap_voters.items()),
-            "is_voter": eligibility.is_voter,
+            "is_voter": self.is_voter(),
             "term": self.raftCurrentTerm,
             "last_log_index": self._journal.last_index,
             "last_log_term": self._journal.last_term,
         }
 
     def _on_eligibility(self, node: Any, message: Message) -> None:
-        if self._eligibility.is_voter and not self._restart.is_over:
+        if not self._restart.is_over and not self._seeks_eligibility():
             self._compare_logs(node.id, message)
+        if not self._seeks_eligibility():
+            return
         bootstrap_voters = self._eligibility.on_response(
             node.id,
             message["seq"],
@@ -323,7 +412,7 @@ class Voter(RaftAdapter):
                 self.take_term(term, NO_CANDIDATE)
         end = LogEnd(message["last_log_term"], message["last_log_index"]) if message["is_voter"] else NO_ENTRY
         self._restart.on_response(peer, end, self._loop_time())
-        if self._postponed is not None and not self.abstains():
+        if self._postponed is not None and self.may_promise():
             (candidate, request), self._postponed = self._postponed, None
             super().on_message(candidate, request)
 
@@ -373,9 +462,125 @@ class Voter(RaftAdapter):
         # With more than three voters, the confirming majority may not know of a candidate that still counts a
         # vote from the lost disk. No candidacy lasts longer than the longest election timeout.
         lived = self._loop_time() - self._started
-        is_candidate_gone = len(self._nodes) <= 2 or lived > 2 * self.conf.raftMaxTimeout
+        is_candidate_gone = len(self.counted()) <= 2 or lived > 2 * self.conf.raftMaxTimeout
         if self._majority(len(asked.confirmed)) and self._has_caught_up() and is_candidate_gone:
             # This node may have voted in this term before its disk was lost.
             self.take_term(self.raftCurrentTerm, NO_CANDIDATE)
-            self._become_voter(dict.fromkeys([self.selfNode.id, *self._nodes], UNKNOWN))
+            self._become_voter(dict.fromkeys([self.selfNode.id, *sorted(self.counted())], UNKNOWN))
             self._restart.end()
+
+    # --- observers and changes of the voters -----------------------------------------------------------
+
+    def _ask_for_log(self, now: float) -> None:
+        """Ask all peers for their log, once per election timeout and at each new link."""
+        if now < self._next_join:
+            return
+        self._next_join = now + self.conf.raftMinTimeout
+        message = {"type": "join", "directory": self._eligibility.directory, "address": self._address}
+        for peer in self._nodes:
+            self._host.send(peer, dict(message))
+
+    def _on_join(self, peer: int, message: Message) -> None:
+        """Record an observer, and send it the log whenever this node leads."""
+        now = self._loop_time()
+        key = VoterKey(message["directory"], message["address"])
+        known = self._observed.get(peer)
+        if known is not None and known.key == key:
+            known.asked = now
+            return
+        if len(self._observed) >= _MAX_OBSERVERS and known is None:
+            return
+        self._observed[peer] = _Observed(key, now)
+        self.add_peer(peer)
+        self.announce_peers()
+
+    def addresses(self) -> dict[int, str]:
+        return {peer: one.key.address for peer, one in self._observed.items()} | super().addresses()
+
+    def note_directory(self, peer: int, directory: bytes) -> None:
+        if directory != UNKNOWN:
+            self._directories[peer] = directory
+
+    def _forget_observers(self) -> None:
+        """Forget the observers that have not asked for the log for long, and no longer connect to them."""
+        since = self._loop_time() - _FORGET_FACTOR * self.conf.raftMaxTimeout
+        gone = [peer for peer, one in self._observed.items() if one.asked < since]
+        for peer in gone:
+            del self._observed[peer]
+            if peer not in self.counted() and not self.is_linked(peer):
+                self.drop_peer(peer)
+        if gone:
+            self.announce_peers()
+
+    def observers(self) -> dict[int, Observer]:
+        """As the leader, return the observers."""
+        now = self._loop_time()
+        return {
+            peer: Observer(one.key, one.match_index, self.is_recent(one.caught_up, now))
+            for peer, one in sorted(self._observed.items())
+            if peer not in self._voter_set.voters
+        }
+
+    def is_recent(self, caught_up: float, now: float) -> bool:
+        """Whether an observer had the whole log at ``caught_up``, at most an election timeout ago (R96)."""
+        return bool(now - caught_up <= self.conf.raftMinTimeout)
+
+    def named_voter_set(self) -> VoterSet:
+        """Return the voter set in force with the directories that this leader knows: its own, those of the
+        voters that have acknowledged its entries, and those of the bootstrap."""
+        own_id, founders = self.selfNode.id, self._eligibility.bootstrap_voters
+        known = {**founders, **self._directories, own_id: self._eligibility.directory}
+        addresses = self.addresses() | {own_id: self._address}
+        voters = {
+            node: VoterKey(key.directory or known.get(node, UNKNOWN), key.address or addresses.get(node, ""))
+            for node, key in self._voter_set.voters.items()
+        }
+        return VoterSet(self._voter_set.offset, voters)
+
+    def leader_view(self) -> LeaderView:
+        """Return the facts on which ``next_voters`` decides (R94)."""
+        return LeaderView(
+            self.first_index_of_term(), self.raftCommitIndex, self.named_voter_set(), self.observers()
+        )
+
+    def change_voters(self, change: VoterChange, done: ChangeDone) -> None:
+        """Append the voters after ``change`` if ``next_voters`` allows it, and call ``done`` once."""
+        if self.raft_state() != LEADER:
+            done(NotControllerError(f"the controller is node {self.leader()}"))
+            return
+        try:
+            voters = next_voters(change, self.leader_view())
+        except BrokerError as refusal:
+            done(refusal)
+            return
+
+        def on_outcome(index: int | None, is_known: bool) -> None:
+            if index is not None:
+                done(None)
+            elif is_known:
+                done(NotControllerError("another controller was elected, and the voters are unchanged"))
+            else:
+                done(RequestTimedOutError("the controller has changed; the outcome is not known"))
+
+        self.append_voters(voters, on_outcome)
+
+    def _step_down_if_removed(self) -> None:
+        """As a leader that has removed itself, stop leading once the change is committed (R98).
+
+        A heartbeat interval passes before, in which the responses are sent, and nothing is proposed.
+        """
+        if self.raft_state() != LEADER or not self.is_removed():
+            self._leaves_at = _NEVER
+            return
+        now = self._loop_time()
+        self._leaves_at = min(self._leaves_at, now + self.conf.appendEntriesPeriod)
+        if now >= self._leaves_at and self._journal.last_index == self.raftLastApplied:
+            self.resign()
+
+    def takes_proposals(self) -> bool:
+        return self._leaves_at == _NEVER
+
+    def is_removed(self) -> bool:
+        """Whether a committed voter set lacks this node."""
+        is_committed = self._voter_set.offset <= min(self.raftCommitIndex, self.raftLastApplied)
+        return is_committed and not self.own_weight()

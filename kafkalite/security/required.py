@@ -346,6 +346,8 @@ REQUIRED: Final[Mapping[int, Requirement]] = MappingProxyType(
         ApiKey.LIST_PARTITION_REASSIGNMENTS: _DESCRIBE_CLUSTER,
         ApiKey.UNREGISTER_BROKER: _cluster(_Op.ALTER),
         ApiKey.UPDATE_FEATURES: _cluster(_Op.ALTER),
+        ApiKey.ADD_RAFT_VOTER: _cluster(_Op.ALTER),
+        ApiKey.REMOVE_RAFT_VOTER: _cluster(_Op.ALTER),
         ApiKey.CONTROLLED_SHUTDOWN: _OF_NODES,
         # security
         ApiKey.DESCRIBE_ACLS: _DESCRIBE_CLUSTER,

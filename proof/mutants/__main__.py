@@ -86,6 +86,7 @@ def _directed(mutant: str) -> Attempt | None:
     from proof.damage import directories
     from proof.groups import directed as group_directed
     from proof.raft import schedules as raft_schedules
+    from proof.raft import voter_schedules
     from proof.sim import directed as cluster_directed
     from proof.transactions import directed as txn_directed
     from proof.transactions import log as txn_log
@@ -100,6 +101,7 @@ def _directed(mutant: str) -> Attempt | None:
         directories.DIRECTED,
         hostile.DIRECTED,
         raft_schedules.DIRECTED,
+        voter_schedules.DIRECTED,
     )
     return next((schedules[mutant] for schedules in directed if mutant in schedules), None)
 

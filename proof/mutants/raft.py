@@ -15,6 +15,7 @@ _JOURNAL: Final = "kafkalite.raft.journal:Journal"
 _NODE: Final = "kafkalite.raft.node:RaftNode"
 _RESTART: Final = "kafkalite.raft.restart:Restart"
 _VOTER: Final = "kafkalite.raft.voter:Voter"
+_VOTER_SET: Final = "kafkalite.raft.voter_set"
 
 
 def _truncate_overlap(self: Journal, start: int) -> None:
@@ -38,6 +39,16 @@ def _unclamped(self: Any, message: dict[str, Any]) -> Any:
 
 def _returns(value: Any) -> Callable[..., Any]:
     return lambda *_: value
+
+
+def _committed_voters(self: RaftAdapter) -> Any:
+    return self._journal.voters.at(self.raftCommitIndex) or self._first_voters
+
+
+def _count_all(self: RaftAdapter, peer: int, message: dict[str, Any], original: Callable[..., bool]) -> bool:
+    if not original(self, peer, message) and message["success"]:
+        self._on_abstaining_ack(peer, message["next_node_idx"] - 1)
+    return True
 
 
 def _leads_at_once(self: RaftAdapter, original: Callable[..., int | None]) -> int | None:
@@ -79,6 +90,63 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R90-newest-message",
         "a voter sends messages in the newest version to a voter that does not read it",
         {"kafkalite.raft.messages:field_names": lambda number, _version, original: original(number, 1)},
+    ),
+    Mutant(
+        "R93-on-commit",
+        "a change of the voters takes effect when it is committed, not when it is appended",
+        {f"{_ADAPTER}.voter_set": _committed_voters},
+    ),
+    Mutant(
+        "R93-kept-after-truncation",
+        "a change of the voters stays in force when its entry is truncated",
+        {f"{_JOURNAL}.roll_back_voters": _returns(None)},
+    ),
+    Mutant(
+        "R93-snapshot-forgets",
+        "a snapshot does not have the voters that the entries before it list",
+        {"kafkalite.raft.metadata_log:MetadataLog.voters_of_snapshot": _returns(None)},
+    ),
+    Mutant(
+        "R94-any-term",
+        "a leader changes the voters before it has committed an entry of its term",
+        {f"{_VOTER_SET}:has_committed_in_term": _returns(True)},
+    ),
+    Mutant(
+        "R95-two-changes",
+        "a leader changes the voters again before the last change is committed",
+        {f"{_VOTER_SET}:is_settled": _returns(True)},
+    ),
+    Mutant(
+        "R96-empty-voter",
+        "a node becomes a voter before it has the log",
+        {f"{_VOTER_SET}:may_become_voter": _returns(True)},
+    ),
+    Mutant(
+        "R97-any-directory",
+        "a voter counts although its disk was replaced",
+        {
+            f"{_VOTER_SET}:is_same_directory": _returns(True),
+            "kafkalite.raft.adapter:is_same_directory": _returns(True),
+        },
+    ),
+    Mutant(
+        "R98-leader-counts-itself",
+        "a leader that removes itself counts itself towards the majority",
+        {f"{_ADAPTER}.own_weight": _returns(1)},
+    ),
+    Mutant(
+        "R98-observer-counts",
+        "the votes and acknowledgements of observers count",
+        {
+            f"{_ADAPTER}.counted": lambda self: set(self._nodes),
+            f"{_ADAPTER}.does_acknowledgement_count": _count_all,
+            f"{_ADAPTER}.is_listed_as": _returns(True),
+        },
+    ),
+    Mutant(
+        "R98-removed-leader-stays",
+        "a leader that has removed itself continues to lead",
+        {f"{_VOTER}.is_removed": _returns(False)},
     ),
     Mutant(
         "RAFT-ack-unsynced",

@@ -1,16 +1,19 @@
 """Random schedules for Raft voters, which check the invariants of the metadata log (I11).
 
-``python -m proof.raft.fuzz --seeds 100`` (``--first``, ``--steps``)
+``python -m proof.raft.fuzz --seeds 100`` (``--first``, ``--steps``, ``--members``)
 
 A schedule delivers messages one by one, cuts and heals links, kills processes, cuts power, replaces disks,
-restores older copies, compacts logs, decides on outdated states and requests reads. At the end everything is
-healed. A seed always produces the same schedule. These properties are checked after each step or at the end:
+restores older copies, compacts logs, decides on outdated states, adds and removes voters, and requests
+reads. At the end everything is healed. A seed always produces the same schedule. These properties are checked
+after each step or at the end:
 
 - Each term has one leader. The term of a node never decreases, and the node votes once in each term.
 - Applied entries are the same on all nodes and never change.
 - If two logs agree in one entry, they agree in all earlier entries.
 - An acknowledged entry exists once at the end. An entry that was reported as not applied does not exist.
 - A read includes every entry that was acknowledged before it.
+- Committed lists of voters are the same on all nodes, and each differs by one voter from the one before
+  (R93-R98).
 - At the end there is a leader, all voters vote, and all have the same state.
 """
 
@@ -25,6 +28,7 @@ from dataclasses import dataclass, field, replace
 
 from kafkalite.raft.adapter import LEADER, RaftSettings
 from kafkalite.raft.voter import Voter
+from kafkalite.raft.voter_set import AddVoter, RemoveVoter
 from kafkalite.rng import Rng, seeded_rng
 from proof.raft.world import Link, Member, World
 
@@ -62,12 +66,17 @@ class Plan:
     compact: int = 6
     duplicate: int = 0
     fill: int = 0
+    change: int = 0  #: attempts to add or remove a voter; without them, no node is an observer
     downtimes: Sequence[float] = (0.0, 0.01, 1.0, 3.0)
 
 
 FAULTS = ("kill", "power", "wipe", "restore", "cut", "fill")
 CALM = Plan()
 FULL = Plan(fill=15, compact=12)
+#: Voters come and go; a voter whose disk was replaced is removed and may be added again.
+MEMBERS = Plan(
+    change=40, restore=0, kill=3, power=1, wipe=3, cut=5, heal=30, compact=10, downtimes=(0.0, 0.01, 0.3)
+)
 HARSH = Plan(kill=8, power=4, wipe=2, cut=12, heal=24, duplicate=20, downtimes=(0.0, 0.01, 0.5, 1.5))
 
 
@@ -89,6 +98,7 @@ class Run:
     down_until: dict[int, float] = field(default_factory=dict)
     recovering: set[int] = field(default_factory=set)
     copies: dict[int, dict[str, bytes]] = field(default_factory=dict)  #: an earlier copy of a node's files
+    committed: dict[int, list[int]] = field(default_factory=dict)  #: {offset: voters} of committed changes
     restored: int | None = None  #: the node that has not caught up since an older copy of it was restored
     stats: Counter[str] = field(default_factory=Counter)
     proposed: int = 0
@@ -103,6 +113,9 @@ class Run:
             self.world.keep_alone(1, names, snapshot_at=self.rng.randrange(2 * self.alone_count))
             self.world.start(1)
             self.world.link_all()
+        if self.plan.change:
+            for i in (self.count + 1, self.count + 2):
+                self.world.add_node(i)
 
     def run(self, steps: int) -> None:
         """Run the schedule. Raises ViolationError."""
@@ -120,7 +133,18 @@ class Run:
         self._check_end()
 
     def _actions(self) -> list[str]:
-        names = ("deliver", "tick", "propose", "stale", "read", "heal", "compact", "duplicate", *FAULTS)
+        names = (
+            "deliver",
+            "tick",
+            "propose",
+            "stale",
+            "read",
+            "heal",
+            "compact",
+            "duplicate",
+            "change",
+            *FAULTS,
+        )
         weights = {name: getattr(self.plan, name) for name in names}
         return [name for name, weight in weights.items() for _ in range(weight)]
 
@@ -206,11 +230,42 @@ class Run:
         if member is None or self.recovering - {member.node_id}:
             return
         i = member.node_id
+        if self.plan.change:
+            leader = next((one for one in self.world.up.values() if one.leader[0] == one.node_id), None)
+            if leader is None or not self._may_lose(leader, i):
+                return
+            self.world.joiners.add(i)
         self.world.wipe(i)
         self.recovering.add(i)
         self._forget(i)
         self._leave_down(i)
         self.stats["wiped"] += 1
+
+    def _may_lose(self, leader: Member, i: int) -> bool:
+        """Whether a majority of the voters keeps its memory without the disk of ``i``.
+
+        All nodes that run must have the same voters, and the last change must be committed.
+        """
+        members = self.world.up.values()
+        if any(not one.node.is_running or one.voter_ids != leader.voter_ids for one in members):
+            return False
+        ids = leader.voter_ids
+        if not set(ids) <= self.world.up.keys() or leader.node.voter.voter_set().offset > leader.index:
+            return False
+        return i not in ids or len(ids) >= 3
+
+    def _change(self) -> None:
+        """Let a leader, which may be a deposed one, add or remove a voter."""
+        leaders = [member for member in self.world.up.values() if member.is_leader]
+        if not leaders:
+            return
+        leader = leaders[self.rng.randrange(len(leaders))]
+        node_id = self.world.ids[self.rng.randrange(len(self.world.ids))]
+        if node_id in leader.voter_ids:
+            if not self.recovering or node_id in self.recovering:
+                self.world.change(leader.node_id, RemoveVoter(node_id))
+        else:
+            self.world.change(leader.node_id, AddVoter(node_id))
 
     def _forget(self, i: int) -> None:
         """Expect node ``i`` to remember nothing of its terms and votes."""
@@ -254,8 +309,8 @@ class Run:
                 self.world.restart(i)
 
     def _cut(self) -> None:
-        a = 1 + self.rng.randrange(self.count)
-        b = 1 + self.rng.randrange(self.count)
+        a = 1 + self.rng.randrange(len(self.world.ids))
+        b = 1 + self.rng.randrange(len(self.world.ids))
         if a != b and (a, b) not in self.world.cut:
             self.world.unlink(a, b)
             self.stats["cut"] += 1
@@ -292,6 +347,7 @@ class Run:
                 self.stats["paused"] += 1
                 continue  # it knows only what is on its disk
             self._check_term(i, member)
+            self._check_voters(i, member)
             if member.is_leader:
                 self._check_matches(i, member)
             if i in self.recovering and _votes(member):
@@ -311,6 +367,21 @@ class Run:
         vote = member.vote
         if vote is not None and self.votes.setdefault((i, term), vote) != vote:
             raise ViolationError(f"node {i} voted for {self.votes[i, term]} and {vote} in term {term}")
+
+    def _check_voters(self, i: int, member: Member) -> None:
+        journal = member.node.journal
+        voters = journal.voters.at(journal.getRaftCommitIndex())
+        if voters is None:
+            return
+        ids = sorted(voters.voters)
+        if self.committed.setdefault(voters.offset, ids) != ids:
+            raise ViolationError(f"node {i} has voters {ids}, others {self.committed[voters.offset]}")
+        before = max((at for at in self.committed if at < voters.offset), default=None)
+        former = range(1, self.count + 1) if before is None else self.committed[before]
+        if member.is_leader and len(set(former) ^ set(ids)) > 1:
+            raise ViolationError(f"the voters {list(former)} become {ids} in one change")
+        if member.is_leader:
+            self.recovering &= set(ids)
 
     def _check_matches(self, i: int, leader: Member) -> None:
         """Check that the entries that a leader counts on a follower's disk exist there."""
@@ -372,17 +443,23 @@ class Run:
     def _is_settled(self) -> bool:
         members = list(self.world.up.values())
         leader = next((member for member in members if member.leader[0] == member.node_id), None)
-        if leader is None or not all(_votes(member) for member in members):
+        voters = [member for member in members if leader is not None and _is_listed(leader, member)]
+        if leader is None or not all(_votes(member) for member in voters):
             return False
         last = leader.node.journal.last_index
-        return all(member.index == last and member.node.journal.last_index == last for member in members)
+        return all(member.index == last and member.node.journal.last_index == last for member in voters)
+
+    def _follows_voters(self, member: Member) -> bool:
+        """Whether a node is listed as a voter by the leader, so that it must have the same state."""
+        leaders = [one for one in self.world.up.values() if one.leader[0] == one.node_id]
+        return any(_is_listed(leader, member) for leader in leaders)
 
     def _check_end(self) -> None:
         if not self._is_settled():
             state = [(member.leader, member.index, _votes(member)) for member in self.world.up.values()]
             raise ViolationError(f"does not settle: {state}")
         for i, member in self.world.up.items():
-            if member.names != self.truth:
+            if self._follows_voters(member) and member.names != self.truth:
                 raise ViolationError(f"node {i} has not the state of the others")
         if len(set(self.truth)) != len(self.truth):
             raise ViolationError("something took effect twice")
@@ -398,11 +475,16 @@ class Run:
         if undone:
             raise ViolationError(f"{undone[0][:9]!r} was reported as void and was applied")
         self.stats["acked"] += len(self.world.acked)
+        self.stats["changes"] += sum(error is None for _, error in self.world.changes)
         self.stats["elections"] += len(self.leaders)
 
 
 def _votes(member: Member) -> bool:
     return member.failure is None and not member.abstains
+
+
+def _is_listed(leader: Member, member: Member) -> bool:
+    return leader.node.voter.voter_set().lists(member.node_id, member.directory)
 
 
 def run_raft_seed(
@@ -453,17 +535,27 @@ def run_varied_seed(seed: int, *, steps: int = STEPS, stats: Counter[str] | None
     )
 
 
+def run_members_seed(seed: int, *, steps: int = STEPS, stats: Counter[str] | None = None) -> str | None:
+    """Run one schedule in which voters come and go (R93-R98). Return the violation, or None."""
+    count = (1, 3, 3, 2, 5)[seed % 5]
+    return run_raft_seed(
+        seed, steps=steps, count=count, plan=MEMBERS, is_prevote_used=seed % 4 != 0, stats=stats
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m proof.raft.fuzz")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--members", action="store_true", help="only schedules in which voters change")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
     stats: Counter[str] = Counter()
     begun, bad = time.monotonic(), 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
-        violation = run_varied_seed(seed, steps=arguments.steps, stats=stats)
+        run = run_members_seed if arguments.members else run_varied_seed
+        violation = run(seed, steps=arguments.steps, stats=stats)
         if violation is not None:
             bad += 1
             print(violation, flush=True)  # noqa: T201

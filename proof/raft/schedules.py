@@ -62,7 +62,14 @@ def s2_a_voter_whose_disk_is_full_does_not_vote_until_there_is_room() -> str | N
     world.link(1, 3)
     world.disks[1].capacity_bytes = 0
     term = world.up[3].term
-    world.inject(3, 1, {"type": "request_vote", "term": term, "last_log_index": 9, "last_log_term": 1})
+    request = {
+        "type": "request_vote",
+        "term": term,
+        "last_log_index": 9,
+        "last_log_term": 1,
+        "directory": b"",
+    }
+    world.inject(3, 1, request)
     world.deliver(3, 2)
     world.deliver(2, 3)
     if world.up[1].node.is_running or world.up[1].failure is not None:
@@ -317,7 +324,7 @@ def s16_a_late_answer_does_not_roll_back_the_state() -> str | None:
     top, acked = world.up[2].log()[-1], len(world.acked)
     world.forget(1, 2)
     answer: Message = {"type": "next_node_idx", "next_node_idx": 2, "reset": True, "success": False}
-    answer |= {"stamp": 1, "counts": True, "seq": world.up[1].last_append_seq(2)}
+    answer |= {"stamp": 1, "counts": True, "seq": world.up[1].last_append_seq(2), "directory": b""}
     world.inject(2, 1, answer)
     world.heartbeat(1)
     pieces = [message for message in world.pending(1, 2) if message.get("serialized")]

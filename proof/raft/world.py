@@ -7,11 +7,12 @@ are delivered, and disks in memory that can lose power at any moment. The schedu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgpack
 
+from kafkalite.errors import BrokerError
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import TopicRecord
 from kafkalite.raft import messages
@@ -20,6 +21,7 @@ from kafkalite.raft.entries import REGULAR, change_after, effective_records
 from kafkalite.raft.messages import Message
 from kafkalite.raft.node import Outcome, RaftNode
 from kafkalite.raft.single_quorum import SingleNodeLog
+from kafkalite.raft.voter_set import AddVoter, RemoveVoter, VoterChange
 from kafkalite.rng import Rng, seeded_rng
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from proof.disk_trees import disk_with_files, tree_of
@@ -118,11 +120,13 @@ class Member:
         self.seen_to = 0  #: number of entries that the fuzzer has compared
         self.fresh_snapshot = False  #: whether there is a snapshot that the fuzzer has not compared
         self.runner = HandRunner(world.clock)
+        is_joiner = node_id in world.joiners
         self.node = RaftNode(
             world.disks[node_id],
             DIRECTORY,
             node_id=node_id,
-            voters=world.ids,
+            voters=[] if is_joiner else world.founders,
+            addresses={i: f"node{i}:9093" for i in (world.ids if is_joiner else world.founders)},
             runner=self.runner,
             rng=seeded_rng(world.rng.randrange(1 << 30)),
             settings=world.settings,
@@ -130,7 +134,13 @@ class Member:
             post=self._post,
             is_copy=is_copy,
         )
+        self.node.on_peers = self._on_peers
         self.node.open()
+
+    def _on_peers(self, addresses: Mapping[int, str]) -> None:
+        """Connect to new peers, as RaftLinks does, in the next tick."""
+        for peer in addresses:
+            self.runner.hand_loop.call_soon(self.world.dial, self.node_id, peer)
 
     def _post(self, events: list[tuple[Any, ...]]) -> None:
         for function, *args in events:
@@ -155,6 +165,9 @@ class Member:
 
     def on_leader(self, leader_id: int | None, term: int) -> None:
         self.leader = (leader_id, term)
+
+    def on_peers(self, addresses: Mapping[int, str]) -> None:
+        pass
 
     def on_snapshot_wanted(self) -> None:
         self.take_snapshot()
@@ -196,6 +209,15 @@ class Member:
         """Let the leader send its snapshot to ``peer`` again."""
         voter = self.node.voter
         voter._SyncObj__raftNextIndex[voter._nodes[peer]] = 1
+
+    @property
+    def voter_ids(self) -> list[int]:
+        """The voters according to the node's log."""
+        return sorted(self.node.voter.voter_set().voters)
+
+    @property
+    def directory(self) -> bytes:
+        return self.node.journal.identity.directory
 
     @property
     def term(self) -> int:
@@ -260,8 +282,14 @@ class World:
         self.rng = rng
         self.settings = settings
         self.clock = [1_000.0]
-        self.ids = list(range(1, count + 1))
         self.earlier = frozenset(earlier)
+        self.rounds = 12  #: the rounds of ``settle``
+        self.founders = list(range(1, count + 1))  #: the voters of the first format
+        self.ids = list(self.founders)
+        self.joiners: set[int] = set()  #: the nodes that start as observers
+        self.changes: list[
+            tuple[VoterChange, BrokerError | None]
+        ] = []  #: the outcomes of changes of the voters
         self.disks = {i: MemoryFileSystem(crashable=True) for i in self.ids}
         self.up: dict[int, Member] = {}
         self.links: dict[tuple[int, int], Link] = {}
@@ -308,6 +336,26 @@ class World:
         member = self.up[i] = Member(self, i, is_copy=is_copy)
         return member
 
+    def add_node(self, i: int) -> Member:
+        """Start a node with an empty disk, which follows the quorum as an observer."""
+        if i not in self.ids:
+            self.ids.append(i)
+        self.joiners.add(i)
+        self.disks[i] = MemoryFileSystem(crashable=True)
+        return self.restart(i)
+
+    def change(self, i: int, change: VoterChange) -> None:
+        """Let node ``i`` change the voters. The outcome goes to ``changes``."""
+        self.up[i].node.change_voters(change, lambda error: self.changes.append((change, error)))
+
+    def add_voter(self, i: int, node_id: int) -> None:
+        """Let node ``i`` add a voter, once the observer has caught up."""
+        self.settle()
+        self.change(i, AddVoter(node_id))
+
+    def remove_voter(self, i: int, node_id: int) -> None:
+        self.change(i, RemoveVoter(node_id))
+
     def kill(self, i: int) -> None:
         """Kill the process. The disk keeps the data that was written to the kernel."""
         self.up.pop(i, None)
@@ -343,12 +391,19 @@ class World:
     def link(self, a: int, b: int) -> None:
         for x, y in ((a, b), (b, a)):
             self.cut.discard((x, y))
-            if x in self.up and y in self.up:
+            if x in self.up and y in self.up and y in self.up[x].node.transport.peers:
                 former = self.links.pop((x, y), None)
                 if former is not None:
                     former.is_cut = True
                 link = self.links[x, y] = Link()
                 self.up[x].node.transport.attach(y, link, 0 if self.earlier & {x, y} else messages.VERSION)
+
+    def dial(self, a: int, b: int) -> None:
+        """Open the link from ``a`` to ``b`` unless it is open or cut."""
+        is_open = (a, b) in self.links or {(a, b), (b, a)} & self.cut
+        if a in self.up and b in self.up and b in self.up[a].node.transport.peers and not is_open:
+            self.links[a, b] = Link()
+            self.up[a].node.transport.attach(b, self.links[a, b])
 
     def link_all(self) -> None:
         for a in self.ids:
@@ -425,10 +480,10 @@ class World:
         self.clock[0] += 2 * self.settings.election_timeout_ms / 1000
         self.settle(*ids)
 
-    def settle(self, *ids: int, rounds: int = 12) -> None:
+    def settle(self, *ids: int, rounds: int | None = None) -> None:
         """Deliver everything between these nodes, with heartbeats of the leaders."""
         chosen = ids or tuple(self.up)
-        for _ in range(rounds):
+        for _ in range(rounds or self.rounds):
             for i in chosen:
                 if i in self.up and self.up[i].is_leader:
                     self.heartbeat(i)

@@ -220,6 +220,38 @@ def test_a_node_of_a_cluster() -> None:
     assert (broker.is_broker, broker.is_controller) == (True, False)
 
 
+JOINING = {
+    "node.id": 4,
+    "cluster.id": "donuts",
+    "cluster.secret": SECRET,
+    "controller.quorum.bootstrap.servers": "1@a:9093,2@b:9093",
+}
+
+
+def test_a_controller_joins_a_running_quorum() -> None:
+    config = BrokerConfig.from_settings(JOINING | {"controller.listeners": "d:9093"})
+    assert (config.has_peers, config.voters, config.controller_addresses) == (True, {}, ("d:9093",))
+    assert config.controllers == {1: "a:9093", 2: "b:9093", 4: "d:9093"}
+    listed = BrokerConfig.from_settings(JOINING | {"node.id": 2})
+    assert (listed.controller_addresses, listed.controllers) == (("b:9093",), {1: "a:9093", 2: "b:9093"})
+    broker = BrokerConfig.from_settings(JOINING | {"process.roles": "broker"})
+    assert (broker.controller_addresses, broker.controllers) == ((), {1: "a:9093", 2: "b:9093"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({}, "controller.listeners"),
+        ({"controller.listeners": ":9093"}, "controller.listeners"),
+        ({"controller.quorum.voters": "4@d:9093"}, "controller.quorum.bootstrap.servers"),
+    ],
+)
+def test_a_joining_controller_needs_an_address_and_no_voters(changes: dict[str, str], key: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        BrokerConfig.from_settings(JOINING | changes)
+    assert refusal.value.key == key
+
+
 def test_a_node_without_voters_is_a_cluster_of_its_own() -> None:
     config = BrokerConfig()
     assert (config.is_broker, config.is_controller, config.has_peers) == (True, True, False)

@@ -226,7 +226,10 @@ def test_unmet_conditions_are_named(requested: RequestedState, expected: list[st
 
 
 def test_a_missing_controller_is_named_once() -> None:
-    nodes = [QuorumNode(1, "", True, 5, 0), QuorumNode(2, "", True, 5, 80), QuorumNode(9, "", True, 1, 9000)]
+    nodes = [
+        QuorumNode(node_id, "", True, offset, ms)
+        for node_id, offset, ms in ((1, 5, 0), (2, 5, 80), (9, 1, 9000))
+    ]
     seen = DescribeQuorumResponse(0, None, 1, 1, 3, 5, 5, 6, 0, nodes)
     assert problems(WHOLE, seen) == ["controller 9 is silent"]
     by_another = DescribeQuorumResponse(0, None, 2, 1, 3, 5, 5, 6, 0, nodes)

@@ -310,6 +310,14 @@ def _examples_of_operating() -> dict[int, tuple[Struct, Struct]]:
             ),
         ),
         ApiKey.UNREGISTER_BROKER: (admin.UnregisterBrokerRequest(2), admin.UnregisterBrokerResponse(*ok, 2)),
+        ApiKey.ADD_RAFT_VOTER: (
+            admin.AddRaftVoterRequest(2, "00ff" * 8, 30_000),
+            admin.AddRaftVoterResponse(*ok, 2),
+        ),
+        ApiKey.REMOVE_RAFT_VOTER: (
+            admin.RemoveRaftVoterRequest(2, "", 30_000),
+            admin.RemoveRaftVoterResponse(*ok, 2),
+        ),
         ApiKey.CONTROLLED_SHUTDOWN: (
             admin.ControlledShutdownRequest(2),
             admin.ControlledShutdownResponse(*ok, 2),
@@ -582,6 +590,8 @@ def later_examples() -> dict[tuple[int, int], tuple[Struct, Struct]]:
         admin.LogDirectory("/disks/2", "", "input/output error", -1, -1, [], []),
     ]
     raft_request, raft_response = examples[ApiKey.RAFT_MESSAGES]
+    _, quorum = examples[ApiKey.DESCRIBE_QUORUM]
+    follow, log = examples[ApiKey.FETCH_METADATA]
     features = [cluster.FeatureRange("metadata.version", 1, 2)]
     registration, registered = examples[ApiKey.BROKER_REGISTRATION]
     heartbeat, alive = examples[ApiKey.BROKER_HEARTBEAT]
@@ -602,6 +612,14 @@ def later_examples() -> dict[tuple[int, int], tuple[Struct, Struct]]:
             cluster.ClusterHelloResponseV1(*challenge, features),
         ),
         (ApiKey.RAFT_MESSAGES, 1): (cluster.RaftMessagesRequestV1(*raft_request), raft_response),
+        (ApiKey.DESCRIBE_QUORUM, 1): (
+            metadata.DescribeQuorumRequestV1(),
+            metadata.DescribeQuorumResponseV1(*quorum, [metadata.QuorumDirectory(1, "00ff" * 8)]),
+        ),
+        (ApiKey.FETCH_METADATA, 1): (
+            cluster.FetchMetadataRequestV1(*follow),
+            cluster.FetchMetadataResponseV1(*log, [cluster.ControllerAddress(1, "127.0.0.1:9093")]),
+        ),
     }
 
 

@@ -260,6 +260,9 @@ class Member:
         self._own.append(outcome)
         return await outcome
 
+    def voter_ids(self):
+        return frozenset()
+
     async def read_index(self) -> int:
         return self.offset
 

@@ -98,5 +98,6 @@ def test_a_stale_leader_and_a_stale_candidate_receive_the_newer_term():
     world.deliver(1, 3)
     world.deliver(3, 1)
     assert (world.leaders(), world.up[1].term) == ([(2, 2)], 2)
-    world.inject(3, 2, {"type": "request_vote", "term": 1, "last_log_index": 9, "last_log_term": 1})
+    request = {"type": "request_vote", "term": 1, "last_log_index": 9, "last_log_term": 1, "directory": b""}
+    world.inject(3, 2, request)
     assert {"type": "stale_term", "term": 2} in world.pending(2, 3)

@@ -33,16 +33,18 @@ MESSAGES = [
         "stamp": 4,
         "seq": 2,
         "counts": True,
+        "directory": b"d" * 16,
     },
-    {"type": "request_vote", "term": 5, "last_log_index": 9, "last_log_term": 4},
+    {"type": "request_vote", "term": 5, "last_log_index": 9, "last_log_term": 4, "directory": b""},
     {"type": "response_vote", "term": 5},
     {"type": "timeout_now", "term": 5},
-    {"type": "prevote", "term": 6, "seq": 1, "last_log_index": 9, "last_log_term": 4},
+    {"type": "prevote", "term": 6, "seq": 1, "last_log_index": 9, "last_log_term": 4, "directory": b"d"},
     {"type": "prevote_ok", "seq": 1},
     {"type": "probe", "term": 5, "seq": 3, "leader": 1},
     {"type": "probe_ok", "seq": 3},
     {"type": "stale_term", "term": 8},
     {"type": "inquire", "seq": 7},
+    {"type": "join", "directory": b"d" * 16, "address": "10.0.0.4:9093"},
     {
         "type": "eligibility",
         "seq": 7,
@@ -73,7 +75,8 @@ def test_an_earlier_voter_gets_messages_that_it_reads_and_its_own_are_read():
     unknown = {"is_voter": False, "term": 0, "last_log_index": 0, "last_log_term": 0}
     assert decode(msgpack.packb(EARLIER)) == {**eligibility, **unknown}
     for message in MESSAGES[:-1]:
-        assert encode(message, 0) == encode(message)
+        names_directory = message["type"] in {"next_node_idx", "request_vote", "prevote"}
+        assert decode(encode(message, 0)) == (message | {"directory": b""} if names_directory else message)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message["type"])
@@ -81,12 +84,19 @@ def test_a_field_of_another_type_is_refused(message):
     values = msgpack.unpackb(encode(message))
     for at in range(1, len(values)):
         for wrong in (1.5, "text", -7, [1], {"a": 1}):
+            if isinstance(wrong, str) and isinstance(values[at], str):
+                continue
             with pytest.raises(RemoteProtocolError):
                 decode(msgpack.packb([*values[:at], wrong, *values[at + 1 :]]))
     with pytest.raises(RemoteProtocolError):
         decode(msgpack.packb([*values, 1]))
-    with pytest.raises(RemoteProtocolError):
-        decode(msgpack.packb(values[:-1]))
+    if message["type"] not in {
+        "next_node_idx",
+        "request_vote",
+        "prevote",
+    }:  # in version 0 without a directory
+        with pytest.raises(RemoteProtocolError):
+            decode(msgpack.packb(values[:-1]))
 
 
 @pytest.mark.parametrize(

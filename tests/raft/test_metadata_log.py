@@ -8,6 +8,8 @@ from kafkalite.errors import DataDirectoryError
 from kafkalite.raft.entries import FIRST_ENTRY
 from kafkalite.raft.journal import Identity, Journal
 from kafkalite.raft.metadata_log import MetadataLog
+from kafkalite.raft.snapshot_store import Snapshot
+from kafkalite.raft.voter_set import VoterKey, VoterSet, command_of
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from proof.disk_trees import disk_with_files
 
@@ -63,3 +65,36 @@ def test_a_lost_journal_is_refused_unless_the_node_may_rejoin():
     disk = disk_with_files({"/meta/raft.snapshot": b"x"})
     with pytest.raises(DataDirectoryError, match=r"raft\.snapshot without raft\.log"):
         opened(disk, [1, 2, 3])
+
+
+def test_r93_a_log_that_lists_other_voters_is_refused_by_a_node_on_its_own():
+    disk = MemoryFileSystem()
+    log = MetadataLog(disk, "/meta", node_id=1)
+    log.open(DIRECTORY)
+    two = {1: VoterKey(DIRECTORY, "a:1"), 2: VoterKey(b"two", "b:1")}
+    for index, voters in enumerate(({1: two[1]}, two), 2):
+        log.journal.add(command_of(voters), index, 1)
+        log.journal.sync()
+        log.journal.close()
+        log = MetadataLog(disk, "/meta", node_id=1)
+        if voters is not two:
+            log.open(DIRECTORY)
+    with pytest.raises(DataDirectoryError, match=r"whose voters are \[1, 2\]"):
+        log.open(DIRECTORY)
+    MetadataLog(disk, "/meta", node_id=1, voters=[1]).open(DIRECTORY)
+
+
+def test_r93_a_snapshot_keeps_the_voters_that_its_entries_list():
+    disk = MemoryFileSystem()
+    log = MetadataLog(disk, "/meta", node_id=1, voters=[1])
+    log.open(DIRECTORY)
+    voters = {1: VoterKey(DIRECTORY, "a:1"), 2: VoterKey(b"two", "b:1")}
+    entries = [(command_of(voters), 2, 1), (b"\x01", 3, 1), (b"\x01", 4, 1)]
+    for entry in entries:
+        log.journal.add(*entry)
+    log.store_snapshot(Snapshot(entries[1], entries[2], 0, b""), 3)
+    log.journal.close()
+    again = MetadataLog(disk, "/meta", node_id=1, voters=[1])
+    again.open(DIRECTORY)
+    assert again.journal.first_index == 3
+    assert again.journal.voters.latest == VoterSet(2, voters)

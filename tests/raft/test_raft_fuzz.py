@@ -73,3 +73,19 @@ def test_r59_random_schedules_notice_a_voter_that_does_not_compare_its_log():
 def test_r54_random_schedules_notice_a_voter_that_goes_on_without_its_disk():
     with without("R54-voter-goes-on"):
         assert any(raft_fuzz.run_raft_seed(seed, plan=raft_fuzz.FULL) is not None for seed in range(10))
+
+
+def test_r93_changes_of_the_voters_violate_nothing():
+    stats = Counter()
+    for seed in range(10):
+        assert raft_fuzz.run_members_seed(seed, steps=1_500, stats=stats) is None
+    assert stats["changes"] >= 20
+
+
+@pytest.mark.parametrize(
+    ("mutant", "seeds"),
+    [("R93-on-commit", range(5)), ("R95-two-changes", range(5)), ("R98-observer-counts", range(5))],
+)
+def test_r93_random_schedules_notice_a_missing_rule_of_membership(mutant, seeds):
+    with without(mutant):
+        assert any(raft_fuzz.run_members_seed(seed) is not None for seed in seeds)

@@ -81,10 +81,11 @@ class ControllerChannel:
         authenticator: Authenticator | None,
         client_id: str,
     ) -> None:
+        """``voters``: {node id: address} of the controllers, which the caller keeps current."""
         self._controller = controller
         self._clock = clock
         self._node_id = node_id
-        self._voters = dict(voters)
+        self._voters = voters
         self._authenticator = authenticator
         self._client_id = client_id
         self._connection: Connection | None = None
@@ -248,7 +249,7 @@ class ControllerChannel:
                 connection.close()
             address = self._voters.get(leader_id)
             if address is None:
-                raise NotControllerError(f"node {leader_id} is not in controller.quorum.voters")
+                raise NotControllerError(f"the address of controller {leader_id} is not known yet")
             timeout_ms = min(CONNECT_TIMEOUT_MS, left_ms)
             connection = await self._authenticator.dial(
                 address, leader_id, client_id=self._client_id, timeout_ms=timeout_ms

@@ -10,7 +10,7 @@ cluster never loads the Raft library.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from kafkalite.storage.layout import VOTERS_FILE, join
 from kafkalite.transport.tls_context import TlsContext
 
 if TYPE_CHECKING:
+    from kafkalite.raft.node import RaftNode
     from kafkalite.raft.raft_quorum import RaftQuorum
 
 
@@ -46,18 +47,23 @@ class VotersFile:
     and entries on which other voters rely may be lost, and the node must not start as if it had never voted.
     """
 
-    def __init__(self, filesystem: FileSystem, path: str, voters: Iterable[int]) -> None:
-        """Compare ``voters`` with the stored ones. Raises DataDirectoryError if they differ."""
+    def __init__(
+        self, filesystem: FileSystem, path: str, voters: Iterable[int], *, is_compared: bool = True
+    ) -> None:
+        """If ``is_compared``, compare ``voters`` with the stored ones. Raises DataDirectoryError if they
+        differ."""
         self._filesystem = filesystem
         self._path = join(path, VOTERS_FILE)
         self._text = ",".join(map(str, sorted(voters))) + "\n"
         self.is_known = filesystem.exists(self._path)
         known = filesystem.read_bytes(self._path).decode(errors="replace") if self.is_known else self._text
-        if known != self._text:
+        if is_compared and known != self._text:
             raise DataDirectoryError(
                 f"{self._path} has the voters {known.strip()},"
                 f" and controller.quorum.voters {self._text.strip()}",
-                hint="controller.quorum.voters must name the same nodes forever; their addresses may change",
+                hint="controller.quorum.voters must name the first voters forever, though their addresses may"
+                " change; 'kl metadata quorum add-voter' and remove-voter change the voters, and"
+                " controller.quorum.bootstrap.servers can take the place of the list",
             )
 
     def remember(self) -> None:
@@ -96,7 +102,8 @@ class ClusterNode:
         self._config = config
         self._clock = clock
         self._rng = rng
-        self._voters = config.voters
+        #: {node id: address} of the controllers as far as this node knows them. Kept current.
+        self.controllers: Mapping[int, str] = config.controllers
         self.authenticator = Authenticator(
             config.cluster_secret,
             cluster_id,
@@ -117,12 +124,16 @@ class ClusterNode:
             from kafkalite.raft.raft_quorum import RaftQuorum  # a node without a vote needs no Raft library
 
             self._runner = InlineRunner() if is_inline else ThreadRunner(f"kafkalite-raft-{config.node_id}")
-            self._voters_file = VotersFile(filesystem, path, self._voters)
+            voters = config.voters
+            self._voters_file = VotersFile(
+                filesystem, path, voters or self.controllers, is_compared=bool(voters)
+            )
             self.raft = self.quorum = RaftQuorum(
                 filesystem,
                 metadata_directory,
                 node_id=config.node_id,
-                voters=sorted(self._voters),
+                voters=sorted(voters),
+                addresses=config.controllers,
                 runner=self._runner,
                 rng=rng,
                 settings=RaftSettings(
@@ -132,11 +143,15 @@ class ClusterNode:
                     snapshot_min_bytes=config.metadata_log_max_record_bytes_between_snapshots,
                 ),
                 allow_new=config.controller_quorum_rejoin or not self._voters_file.is_known,
-                known_offset=known_offset if len(self._voters) == 1 else None,
+                known_offset=known_offset if len(voters) == 1 else None,
                 is_copy=is_copy,
             )
+            self.controllers = self.raft.addresses
         else:
-            self._source = MetadataSource(self._voters, self.authenticator, f"metadata-{config.node_id}")
+            self._source = MetadataSource(
+                config.controllers, self.authenticator, f"metadata-{config.node_id}"
+            )
+            self.controllers = self._source.controllers
             self.quorum = ObserverQuorum(self._source.fetch, node_id=config.node_id)
 
     @property
@@ -189,12 +204,17 @@ class ClusterNode:
         self._links = RaftLinks(
             transport,
             node_id=config.node_id,
-            voters=self._voters,
+            voters=config.controllers,
             authenticator=self.authenticator,
             rng=self._rng,
         )
-        await run_on(loop, self._links.start)
+        await run_on(loop, partial(self._begin_links, self.raft.node, self._links))
         return self._listener.addresses
+
+    async def _begin_links(self, node: RaftNode, links: RaftLinks) -> None:
+        await links.start()
+        node.on_peers = links.use
+        links.use(node.peer_addresses)
 
     async def leave(self, *, is_clean: bool) -> None:
         if self._runner is None:

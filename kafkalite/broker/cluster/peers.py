@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import cycle
 from typing import Final
 
 from kafkalite.broker.tasks import SharedTasks
@@ -18,7 +17,13 @@ from kafkalite.client.cluster.connection import Connection
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.errors import ConnectionFailedError, KafkaliteError, ShuttingDownError
 from kafkalite.metadata.image import ClusterImage
-from kafkalite.protocol.messages.cluster import FetchMetadataRequest, FetchMetadataResponse
+from kafkalite.protocol.messages.cluster import (
+    ControllerAddress,
+    FetchMetadataRequest,
+    FetchMetadataRequestV1,
+    FetchMetadataResponse,
+    FetchMetadataResponseV1,
+)
 
 CONNECT_TIMEOUT_MS: Final = 5_000
 TRIES_PER_VOTER: Final = 2
@@ -86,11 +91,15 @@ class PeerConnections:
 
 
 class MetadataSource:
-    """Fetches the metadata log from any reachable voter, for a node that does not vote."""
+    """Fetches the metadata log from any reachable voter, for a node that does not vote.
+
+    The voters return the addresses of the present voters, which take the place of the configured ones.
+    """
 
     def __init__(self, voters: Mapping[int, str], authenticator: Authenticator, client_id: str) -> None:
-        self._voters = voters
-        self._next_voter = cycle(sorted(voters))
+        #: {node id: address} of the voters as far as they are known. Kept current.
+        self.controllers = dict(voters)
+        self._last_voter = -1
         self._authenticator = authenticator
         self._client_id = client_id
         self._connection: Connection | None = None
@@ -105,21 +114,33 @@ class MetadataSource:
         try:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self._connect()
+            if self._connection.supports(FetchMetadataRequestV1):
+                request = FetchMetadataRequestV1(*request)
             response = await self._connection.call(request, timeout_ms=request.max_wait_ms + POLL_GRACE_MS)
         except KafkaliteError:
             self.close()
             raise
+        if isinstance(response.message, FetchMetadataResponseV1):
+            self._use_voters(response.message.voters)
         return response.message, response.payload
+
+    def _use_voters(self, voters: Sequence[ControllerAddress]) -> None:
+        listed = {voter.node_id: voter.address for voter in voters if voter.address}
+        if listed:
+            self.controllers.clear()
+            self.controllers.update(sorted(listed.items()))
 
     async def _connect(self) -> Connection:
         """Return a connection to the next voter that can be reached."""
 
         async def next_voter() -> int:
-            return next(self._next_voter)
+            later = [node for node in self.controllers if node > self._last_voter]
+            self._last_voter = min(later or self.controllers)
+            return self._last_voter
 
         async def dial_voter(node_id: int | None) -> Connection:
             assert node_id is not None, "next_voter names one"
-            address = self._voters[node_id]
+            address = self.controllers[node_id]
             return await self._authenticator.dial(
                 address, node_id, client_id=self._client_id, timeout_ms=CONNECT_TIMEOUT_MS
             )

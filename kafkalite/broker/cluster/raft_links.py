@@ -1,4 +1,4 @@
-"""The links over which this node sends Raft messages to the other voters.
+"""The links over which this node sends Raft messages to the other voters and to observers.
 
 Node A sends its messages to B as RaftMessages requests on a connection that A opened. Each response
 acknowledges that the messages have arrived. Because Raft sends heartbeats regularly, a missing response
@@ -102,7 +102,7 @@ class RaftLink:
 
 
 class RaftLinks:
-    """Keeps a link to every other voter that can be reached."""
+    """Keeps a link to every other voter and observer that can be reached."""
 
     def __init__(
         self,
@@ -114,22 +114,42 @@ class RaftLinks:
         rng: Rng,
     ) -> None:
         self._transport = transport
-        self._peers = {peer: address for peer, address in sorted(voters.items()) if peer != node_id}
+        self._node_id = node_id
+        self._first = voters
+        self._peers: dict[int, str] = {}
         self._client_id = f"raft-{node_id}"
         self._authenticator = authenticator
         self._rng = rng
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._is_running = False
         self._links: dict[int, RaftLink] = {}
         #: By id of a connected voter: the feature levels that its program supports. Read in any thread.
         self.features: dict[int, Sequence[FeatureRange] | None] = {}
 
     async def start(self) -> None:
         """Start dialling. Call it on the Raft loop."""
-        loop = asyncio.get_running_loop()
+        self._is_running = True
+        self.use(self._first)
+
+    def use(self, addresses: Mapping[int, str]) -> None:
+        """Keep links to these nodes, except this one, and no others. Call it on the Raft loop.
+
+        A node without an address is not dialled.
+        """
+        if not self._is_running:
+            return
+        wanted = {peer: address for peer, address in sorted(addresses.items()) if address}
+        wanted.pop(self._node_id, None)
         for peer_id, address in self._peers.items():
-            self._tasks.append(
-                loop.create_task(self._keep(peer_id, address), name=f"Raft link to node {peer_id}")
-            )
+            if wanted.get(peer_id) != address:
+                self._tasks.pop(peer_id).cancel()
+        loop = asyncio.get_running_loop()
+        for peer_id, address in wanted.items():
+            if self._peers.get(peer_id) != address:
+                self._tasks[peer_id] = loop.create_task(
+                    self._keep(peer_id, address), name=f"Raft link to node {peer_id}"
+                )
+        self._peers = wanted
 
     async def stop(self) -> None:
         """Wait a short time for queued messages to arrive, then close the links. Call it on the Raft loop."""
@@ -137,7 +157,8 @@ class RaftLinks:
             if not any(link.is_busy for link in self._links.values()):
                 break
             await asyncio.sleep(DRAIN_INTERVAL_S)
-        await cancel_all(self._tasks)
+        self._is_running = False
+        await cancel_all(list(self._tasks.values()))
         self._tasks.clear()
 
     async def _keep(self, peer_id: int, address: str) -> None:
@@ -182,5 +203,7 @@ class RaftLinks:
                 await lost
         finally:
             self._transport.detach(peer_id, link)
-            del self._links[peer_id], self.features[peer_id]
+            if self._links.get(peer_id) is link:
+                del self._links[peer_id]
+                del self.features[peer_id]
             connection.close()

@@ -159,8 +159,11 @@ class Registration:
         missing = self._missing_at_first_start()
         if missing:
             return f"{head}; first start: all voters must run; missing: {', '.join(map(str, missing))}"
-        voters = ",".join(self._config.controller_quorum_voters)
+        voters = self._voters_text()
         return f"{head}: {self._problem}; a majority of {voters} must run"
+
+    def _voters_text(self) -> str:
+        return ",".join(f"{node}@{address}" for node, address in self._config.controllers.items())
 
     async def _repeat_until_accepted(
         self, request: RegisterBrokerRequest, began_ms: int
@@ -179,7 +182,7 @@ class Registration:
                     raise
                 self._problem = error.message
                 self._on_waiting(self._reason())
-                voters = ",".join(self._config.controller_quorum_voters)
+                voters = self._voters_text()
                 logger.warning(
                     "waiting for a controller %s",
                     Fields(

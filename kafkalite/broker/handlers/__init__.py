@@ -49,6 +49,8 @@ HANDLERS: Final[dict[int, Callable[[Services, Request, Client], HandlerResult]]]
     ApiKey.LIST_PARTITION_REASSIGNMENTS: admin.list_partition_reassignments,
     ApiKey.UNREGISTER_BROKER: admin.unregister_broker,
     ApiKey.UPDATE_FEATURES: admin.update_features,
+    ApiKey.ADD_RAFT_VOTER: admin.add_raft_voter,
+    ApiKey.REMOVE_RAFT_VOTER: admin.remove_raft_voter,
     # metadata
     ApiKey.METADATA: metadata.metadata,
     ApiKey.API_VERSIONS: metadata.api_versions,

@@ -30,6 +30,7 @@ from kafkalite.metadata.topic_config import DYNAMIC_BROKER_OPTIONS, TOPIC_OPTION
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import (
+    AddRaftVoterRequest,
     AlterClientQuotasRequest,
     AlterConfigsRequest,
     AlterPartitionReassignmentsRequest,
@@ -60,6 +61,7 @@ from kafkalite.protocol.messages.admin import (
     LogDirCopy,
     LogDirectory,
     LogDirItem,
+    RemoveRaftVoterRequest,
     TopicResult,
     UnregisterBrokerRequest,
     UpdateFeaturesRequest,
@@ -256,6 +258,26 @@ async def update_features(services: Services, request: Request, _client: Client)
     wait).
     """
     message: UpdateFeaturesRequest = request.message
+    return Reply(await services.channel.decide(message, timeout_ms=message.timeout_ms))
+
+
+async def add_raft_voter(services: Services, request: Request, _client: Client) -> Response:
+    """Make an observer of the metadata quorum a voter. The response is sent when the change is committed.
+
+    Errors: those of ``raft.voter_set.next_voters``; NOT_CONTROLLER, REQUEST_TIMED_OUT (the change may still
+    be committed), KAFKA_STORAGE_ERROR.
+    """
+    message: AddRaftVoterRequest = request.message
+    return Reply(await services.channel.decide(message, timeout_ms=message.timeout_ms))
+
+
+async def remove_raft_voter(services: Services, request: Request, _client: Client) -> Response:
+    """Remove a voter from the metadata quorum. The response is sent when the change is committed.
+
+    Errors: those of ``raft.voter_set.next_voters``; NOT_CONTROLLER, REQUEST_TIMED_OUT (the change may still
+    be committed), KAFKA_STORAGE_ERROR.
+    """
+    message: RemoveRaftVoterRequest = request.message
     return Reply(await services.channel.decide(message, timeout_ms=message.timeout_ms))
 
 

@@ -28,10 +28,13 @@ from kafkalite.protocol.api import APIS, ApiKey
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.cluster import (
     ClusterProofResponse,
+    ControllerAddress,
     EnvelopeRequest,
     EnvelopeResponse,
     FetchMetadataRequest,
+    FetchMetadataRequestV1,
     FetchMetadataResponse,
+    FetchMetadataResponseV1,
     MetadataEntry,
 )
 
@@ -55,6 +58,8 @@ FORWARDED: Final = frozenset(
         ApiKey.LIST_PARTITION_REASSIGNMENTS,
         ApiKey.UNREGISTER_BROKER,
         ApiKey.UPDATE_FEATURES,
+        ApiKey.ADD_RAFT_VOTER,
+        ApiKey.REMOVE_RAFT_VOTER,
         ApiKey.CREATE_ACLS,
         ApiKey.DELETE_ACLS,
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
@@ -184,12 +189,15 @@ async def fetch_metadata(services: Services, request: Request, _client: Client) 
     chunk = raft.entries_after(message.after_offset, min(message.max_bytes, MAX_FETCH_BYTES))
     leader_id = raft.leader_id
     entries = [MetadataEntry(offset, len(data)) for offset, data in chunk.entries]
-    return Reply(
-        FetchMetadataResponse(
-            0, None, -1 if leader_id is None else leader_id, raft.offset, chunk.is_snapshot, entries
-        ),
-        [data for _, data in chunk.entries],
+    response = FetchMetadataResponse(
+        0, None, -1 if leader_id is None else leader_id, raft.offset, chunk.is_snapshot, entries
     )
+    payload = [data for _, data in chunk.entries]
+    if type(message) is not FetchMetadataRequestV1:
+        return Reply(response, payload)
+    voters = [ControllerAddress(one.node_id, one.address) for one in raft.status().nodes if one.is_voter]
+    later: Any = FetchMetadataResponseV1
+    return Reply(later(*response, voters), payload)
 
 
 async def _wait_for_update(raft: RaftQuorum, after_offset: int, wait_ms: int) -> None:

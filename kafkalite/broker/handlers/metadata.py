@@ -30,11 +30,14 @@ from kafkalite.protocol.messages.metadata import (
     DescribeMetadataRequest,
     DescribeMetadataResponse,
     DescribeQuorumRequest,
+    DescribeQuorumRequestV1,
     DescribeQuorumResponse,
+    DescribeQuorumResponseV1,
     DescribeRecoveryRequest,
     MetadataRequest,
     MetadataResponse,
     PartitionMetadata,
+    QuorumDirectory,
     QuorumNode,
     TopicMetadata,
 )
@@ -280,54 +283,66 @@ def describe_cluster(services: Services, _request: Request, client: Client) -> R
 
 
 def describe_quorum(services: Services, request: Request, _client: Client) -> HandlerResult:
-    """Return the voters, the leader, and the offsets of the metadata log, as this node knows them.
+    """Return the voters, the observers, the leader, and the offsets of the metadata log.
+
+    They are those that this node knows.
 
     A single-node cluster describes itself as the only voter. Only the leader knows how far the other voters'
     logs match its own. A node that is not a voter forwards the request to the leader.
 
     Errors: REQUEST_TIMED_OUT (a node that is not a voter cannot reach the leader).
     """
-    config = services.config
+    config, message = services.config, request.message
     if services.raft is not None:
         status = services.raft.status()
-        voters = config.voters
         nodes = [
             QuorumNode(
                 node.node_id,
-                without_security(voters.get(node.node_id, "")),
-                node.node_id in voters,
+                without_security(node.address),
+                node.is_voter,
                 node.match_offset,
                 node.last_contact_ms,
             )
             for node in status.nodes
         ]
-        return Reply(
-            DescribeQuorumResponse(
-                0,
-                None,
-                config.node_id,
-                NO_NODE if status.leader_id is None else status.leader_id,
-                status.term,
-                status.commit_offset,
-                status.applied_offset,
-                status.log_end_offset,
-                status.snapshot_offset,
-                nodes,
-            )
+        response = DescribeQuorumResponse(
+            0,
+            None,
+            config.node_id,
+            NO_NODE if status.leader_id is None else status.leader_id,
+            status.term,
+            status.commit_offset,
+            status.applied_offset,
+            status.log_end_offset,
+            status.snapshot_offset,
+            nodes,
         )
+        directories = [QuorumDirectory(node.node_id, node.directory.hex()) for node in status.nodes]
+        return Reply(_in_version(message, response, directories))
     if config.has_peers:
-        return _ask_leader(services, request.message)
+        return _ask_leader(services, message)
     offset = services.controller.image.metadata_offset
     alone = QuorumNode(config.node_id, "", True, offset, 0)
-    return Reply(
-        DescribeQuorumResponse(
-            0, None, config.node_id, config.node_id, 0, offset, offset, offset + 1, 0, [alone]
-        )
+    response = DescribeQuorumResponse(
+        0, None, config.node_id, config.node_id, 0, offset, offset, offset + 1, 0, [alone]
     )
+    return Reply(_in_version(message, response, []))
+
+
+def _in_version(
+    message: DescribeQuorumRequest, response: DescribeQuorumResponse, directories: list[QuorumDirectory]
+) -> DescribeQuorumResponse:
+    """Return the response in the version of the request."""
+    if type(message) is not DescribeQuorumRequestV1 or type(response) is DescribeQuorumResponseV1:
+        return response
+    later: Any = DescribeQuorumResponseV1
+    extended: DescribeQuorumResponse = later(*response, directories)
+    return extended
 
 
 async def _ask_leader(services: Services, message: DescribeQuorumRequest) -> Response:
-    return Reply(await services.channel.send(message, DESCRIBE_QUORUM_TIMEOUT_MS))
+    response: DescribeQuorumResponse = await services.channel.send(message, DESCRIBE_QUORUM_TIMEOUT_MS)
+    return Reply(_in_version(message, response, []))
 
 
 def describe_recovery(services: Services, request: Request, _client: Client) -> HandlerResult:

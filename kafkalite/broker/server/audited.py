@@ -97,6 +97,10 @@ def _quotas(item: Any) -> str:
     return ",".join(f"{key}={'removed' if value is None else value}" for key, value in item.changes)
 
 
+def _voter(item: Any) -> str:
+    return f"voter {item.node_id}"
+
+
 def _broker(item: Any) -> str:
     return f"broker {item.node_id}"
 
@@ -139,5 +143,7 @@ _DESCRIPTIONS: Final[Mapping[int, _Description]] = MappingProxyType(
         ApiKey.UPDATE_FEATURES: _Description(
             lambda m: m.updates, lambda item: f"{item.feature} {item.level}"
         ),
+        ApiKey.ADD_RAFT_VOTER: _Description(_alone, _voter),
+        ApiKey.REMOVE_RAFT_VOTER: _Description(_alone, _voter),
     }
 )

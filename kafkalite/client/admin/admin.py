@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Self, TypeVar, Unpack
 
-from kafkalite.client.admin.cluster_health import look_at_quorum
+from kafkalite.client.admin.cluster_health import describe_quorum, directories_of, look_at_quorum
 from kafkalite.client.admin.credentials import MECHANISMS, mechanism_label, mechanism_number, salted_passwords
 from kafkalite.client.admin.descriptions import (
     BROKER_DEFAULT,
@@ -29,6 +29,7 @@ from kafkalite.client.admin.descriptions import (
     PartitionLag,
     ProducerDescription,
     QuorumDescription,
+    QuorumMember,
     ReassignmentDescription,
     TopicDescription,
     TransactionDescription,
@@ -111,7 +112,7 @@ from kafkalite.protocol.messages.metadata import (
     DescribeClusterRequest,
     DescribeFeaturesRequest,
     DescribeMetadataRequest,
-    DescribeQuorumRequest,
+    DescribeQuorumResponse,
     MetadataRequest,
 )
 from kafkalite.protocol.messages.transactions import (
@@ -421,9 +422,9 @@ class Admin:
         """
         if node_id is None:
             self._check_open()
-            return described(QuorumDescription, await look_at_quorum(self._cluster))
-        response = await self._call(DescribeQuorumRequest(), node_id=checked_int("node_id", node_id))
-        return described(QuorumDescription, response)
+            return _quorum(await look_at_quorum(self._cluster))
+        self._check_open()
+        return _quorum(await describe_quorum(self._cluster, checked_int("node_id", node_id)))
 
     async def describe_metadata(
         self, path: str = "/", *, after_offset: int = -1, max_wait_ms: int = 0
@@ -551,6 +552,29 @@ class Admin:
         response = await self._call(messages.UpdateFeaturesRequest(self._timeout_ms, validate_only, wanted))
         return _results(
             {each.feature: _error_of(each, each.feature) for each in response.results}, return_exceptions
+        )
+
+    async def add_raft_voter(self, node_id: int, *, directory_id: str = "") -> None:
+        """Make an observer of the metadata quorum a voter. Returns when the change is committed (KIP-853).
+
+        ``directory_id``, if given, must be that of the observer, as ``describe_quorum`` shows it. Raises
+        VoterNotFoundError (no such observer), VoterNotCaughtUpError, VoterChangePendingError,
+        DuplicateVoterError, InvalidVoterKeyError, InvalidRequestError. After RequestTimedOutError the change
+        may still be committed.
+        """
+        await self._call(
+            messages.AddRaftVoterRequest(checked_int("node_id", node_id), directory_id, self._timeout_ms)
+        )
+
+    async def remove_raft_voter(self, node_id: int, *, directory_id: str = "") -> None:
+        """Remove a voter from the metadata quorum. Returns when the change is committed (KIP-853).
+
+        The voter need not run. ``directory_id``, if given, must be the listed one. Raises VoterNotFoundError,
+        VoterChangePendingError, InvalidVoterKeyError, and InvalidRequestError for the only voter. After
+        RequestTimedOutError the change may still be committed.
+        """
+        await self._call(
+            messages.RemoveRaftVoterRequest(checked_int("node_id", node_id), directory_id, self._timeout_ms)
         )
 
     async def controlled_shutdown(self, node_id: int, *, cluster_secret: str) -> None:
@@ -959,6 +983,22 @@ class Admin:
 
 def _directories(response: messages.DescribeLogDirsResponse) -> Sequence[messages.LogDirectory]:
     return response.directories if isinstance(response, messages.DescribeLogDirsResponseV1) else ()
+
+
+def _quorum(response: DescribeQuorumResponse) -> QuorumDescription:
+    directories = directories_of(response)
+    members = tuple(
+        QuorumMember(
+            node.node_id,
+            node.address,
+            node.is_voter,
+            node.match_offset,
+            node.last_contact_ms,
+            directories.get(node.node_id, ""),
+        )
+        for node in response.nodes
+    )
+    return described(QuorumDescription, response, members=members)
 
 
 def _error_of(result: Any, what: str) -> BrokerError | None:

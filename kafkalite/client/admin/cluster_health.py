@@ -16,7 +16,7 @@ from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.connection import Connection, connect
 from kafkalite.client.cluster.routing import NO_NODE
 from kafkalite.client.cluster.setbacks import lost_quorum
-from kafkalite.errors import ConnectionFailedError, KafkaliteError, RequestTimeoutError
+from kafkalite.errors import ConnectionFailedError, KafkaliteError, LocalProtocolError, RequestTimeoutError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.admin import DescribeLogDirsRequest
 from kafkalite.protocol.messages.metadata import (
@@ -25,7 +25,9 @@ from kafkalite.protocol.messages.metadata import (
     DescribeClusterResponse,
     DescribeFeaturesRequest,
     DescribeQuorumRequest,
+    DescribeQuorumRequestV1,
     DescribeQuorumResponse,
+    DescribeQuorumResponseV1,
     DescribeRecoveryRequest,
     MetadataRequest,
     MetadataResponse,
@@ -254,13 +256,31 @@ async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
     If the leader is unknown or accepts no connection, another node reports the state. Raises the errors of
     ``ClusterClient.call``.
     """
-    response: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
+    response = await describe_quorum(client)
     leader_id = response.leader_id
     if leader_id in {NO_NODE, response.node_id} or leader_id not in client.metadata.addresses:
         return response
     with contextlib.suppress(ConnectionFailedError):  # otherwise the first response is returned
-        response = (await client.call(DescribeQuorumRequest(), node_id=leader_id)).message
+        response = await describe_quorum(client, leader_id)
     return response
+
+
+async def describe_quorum(client: ClusterClient, node_id: int | None = None) -> DescribeQuorumResponse:
+    """Return the state of the controller quorum from ``node_id`` (None: any node), in the newest version that
+    the node supports."""
+    try:
+        response = await client.call(DescribeQuorumRequestV1(), node_id=node_id)
+    except LocalProtocolError:  # a broker of an earlier version
+        response = await client.call(DescribeQuorumRequest(), node_id=node_id)
+    message: DescribeQuorumResponse = response.message
+    return message
+
+
+def directories_of(quorum: DescribeQuorumResponse) -> dict[int, str]:
+    """Return {node id: id of its metadata directory, in hex}, as far as they are known. Pure."""
+    if not isinstance(quorum, DescribeQuorumResponseV1):
+        return {}
+    return {one.node_id: one.directory_id for one in quorum.directories}
 
 
 class RequestedState(NamedTuple):

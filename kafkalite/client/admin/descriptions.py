@@ -97,6 +97,7 @@ class QuorumMember:
     is_voter: bool
     match_offset: int  #: the offset up to which its log matches the leader's; -1 if unknown
     last_contact_ms: int  #: time since its last message; -1 if there was none
+    directory_id: str  #: of its metadata directory; "" if it is not known
 
 
 @dataclass(frozen=True, slots=True)

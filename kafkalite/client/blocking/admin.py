@@ -36,6 +36,8 @@ class Admin(Twin[async_admin.Admin]):
     unregister_broker = blocking(async_admin.Admin.unregister_broker)
     describe_features = blocking(async_admin.Admin.describe_features)
     update_features = blocking(async_admin.Admin.update_features)
+    add_raft_voter = blocking(async_admin.Admin.add_raft_voter)
+    remove_raft_voter = blocking(async_admin.Admin.remove_raft_voter)
     controlled_shutdown = blocking(async_admin.Admin.controlled_shutdown)
     describe_log_dirs = blocking(async_admin.Admin.describe_log_dirs)
     describe_directories = blocking(async_admin.Admin.describe_directories)

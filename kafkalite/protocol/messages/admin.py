@@ -318,6 +318,30 @@ class UpdateFeaturesResponse(ApiResponse):
     results: list[UpdatedFeature]
 
 
+class AddRaftVoterRequest(Struct):
+    """A request to make an observer of the metadata quorum a voter (KIP-853)."""
+
+    node_id: int
+    directory_id: str  #: of its metadata directory, in hex; "" accepts any
+    timeout_ms: int
+
+
+class AddRaftVoterResponse(ApiResponse):
+    node_id: int  #: the new voter
+
+
+class RemoveRaftVoterRequest(Struct):
+    """A request to remove a voter from the metadata quorum (KIP-853)."""
+
+    node_id: int
+    directory_id: str  #: of its metadata directory, in hex; "" accepts any
+    timeout_ms: int
+
+
+class RemoveRaftVoterResponse(ApiResponse):
+    node_id: int  #: the former voter
+
+
 class ControlledShutdownRequest(Struct):
     """An operator's request that a broker transfer its leaderships and stop."""
 

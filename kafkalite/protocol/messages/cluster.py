@@ -277,6 +277,11 @@ class MetadataEntry(Struct):
     length_bytes: int
 
 
+class ControllerAddress(Struct):
+    node_id: int
+    address: str  #: of its controller listener; "" if unknown
+
+
 class FetchMetadataResponse(ApiResponse):
     """Entries of the metadata log. The payload contains the encoded entries one after the other.
 
@@ -288,3 +293,11 @@ class FetchMetadataResponse(ApiResponse):
     committed_offset: int
     is_snapshot: bool
     entries: list[MetadataEntry]
+
+
+class FetchMetadataRequestV1(FetchMetadataRequest):
+    pass
+
+
+class FetchMetadataResponseV1(FetchMetadataResponse):
+    voters: list[ControllerAddress]  #: the present voters of the metadata quorum

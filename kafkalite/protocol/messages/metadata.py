@@ -113,6 +113,19 @@ class DescribeQuorumResponse(ApiResponse):
     nodes: list[QuorumNode]
 
 
+class DescribeQuorumRequestV1(DescribeQuorumRequest):
+    pass
+
+
+class QuorumDirectory(Struct):
+    node_id: int
+    directory_id: str  #: of its metadata directory, in hex; "" if unknown
+
+
+class DescribeQuorumResponseV1(DescribeQuorumResponse):
+    directories: list[QuorumDirectory]  #: of the nodes
+
+
 class DescribeRecoveryRequest(Struct):
     """Requests the RecoveringPartitions of the cluster."""
 

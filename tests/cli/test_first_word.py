@@ -65,6 +65,8 @@ ARGUMENTS: dict[str, str] = {
     "cluster decommission": "1 --yes",
     "cluster describe": "",
     "cluster elect": "t",
+    "cluster features describe": "",
+    "cluster features upgrade": "",
     "cluster reassign apply": "{plan}",
     "cluster reassign cancel": "--all",
     "cluster reassign plan": "t -r 1",

@@ -66,7 +66,7 @@ ARGUMENTS: dict[str, str] = {
     "cluster describe": "",
     "cluster elect": "t",
     "cluster features describe": "",
-    "cluster features upgrade": "",
+    "cluster features upgrade": "--metadata-version 2",
     "cluster reassign apply": "{plan}",
     "cluster reassign cancel": "--all",
     "cluster reassign plan": "t -r 1",

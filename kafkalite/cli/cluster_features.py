@@ -73,7 +73,7 @@ def _levels(metadata_version: int | None, chosen: tuple[str, ...]) -> dict[str, 
 @features.command(
     epilog="""\b
 Examples:
-  kl cluster features upgrade --metadata-version 2 --dry-run   only check that all nodes support it
+  kl cluster features upgrade --metadata-version 2 --dry-run   only check the nodes
   kl cluster features upgrade --metadata-version 2 --yes"""
 )
 @click.option("--metadata-version", type=click.IntRange(min=1), metavar="N", help="Finalise this level.")

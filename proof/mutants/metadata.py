@@ -69,7 +69,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "R92-unsupported-level",
         "a level is finalised although a broker or voter does not support it",
-        {"kafkalite.metadata.feature_commands:nodes_lacking": lambda _nodes, _feature, _level: []},
+        {"kafkalite.metadata.feature_commands:nodes_lacking": lambda nodes, feature, level: []},
     ),
     Mutant(
         "R92-lowered",

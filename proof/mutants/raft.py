@@ -89,7 +89,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "R90-newest-message",
         "a voter sends messages in the newest version to a voter that does not read it",
-        {"kafkalite.raft.messages:field_names": lambda number, _version, original: original(number, 1)},
+        {"kafkalite.raft.messages:field_names": lambda number, version, original: original(number, 1)},
     ),
     Mutant(
         "R93-on-commit",

@@ -192,12 +192,14 @@ def test_secrets_are_shown_nowhere(
 
     seen["process list at the end"] = Path(f"/proc/{server.pid}/cmdline").read_bytes()
     tail = everything.start("metadata", "tail", "-n", "1")
-    for number in range(20):
-        run("user", "rotate", "alice", *as_node, stdin=NEW_PASSWORD)
-        run("topic", "create", f"t-{number}", KAFKALITE_CLIENT_SASL_PASSWORD=NEW_PASSWORD)
+    for number in range(20):  # alice's password changes later: the command may not have logged in yet
+        run("user", "add" if number == 0 else "rotate", "dora", *as_node, stdin=NEW_PASSWORD)
+        run("topic", "create", f"t-{number}")
         if tail.poll() is not None:
             break
     seen["metadata tail"] = b"".join(tail.communicate(timeout=DEADLINE_S))
+    run("user", "rotate", "alice", *as_node, stdin=NEW_PASSWORD)
+    run("topic", "create", "t-new", KAFKALITE_CLIENT_SASL_PASSWORD=NEW_PASSWORD)
     assert b"metadata_offset" in seen["metadata tail"]
     server.terminate()
     out, seen["log of the server"] = server.communicate(timeout=DEADLINE_S)

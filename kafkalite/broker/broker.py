@@ -519,7 +519,7 @@ class Broker:
             self._waiters,
             self._scheduler,
             is_volatile=self._filesystem is None and config.log_dirs is None,
-            incarnation_id=None if self._cluster is None else self._node.incarnation_id,
+            incarnation_id=self._node.incarnation_id,
             node=self._node,
             clock=self._clock,
             activity=self._activity,

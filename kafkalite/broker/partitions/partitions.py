@@ -102,8 +102,8 @@ class Partitions:
         """``is_volatile`` means that no data outlives this broker, so all logs have durability=page-cache.
 
         ``incarnation_id`` identifies this process, which takes no role before an image contains its
-        registration (R22). In a single-node cluster it is None. ``node`` has the end of the session (R23); if
-        it is None, this broker needs no session.
+        registration (R22); None, in tests, is for one that needs none. ``node`` has the end of the session
+        (R23); if it is None, this broker needs no session.
         """
         self._is_volatile = is_volatile
         self._incarnation_id = incarnation_id

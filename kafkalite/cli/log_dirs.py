@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 #: The pause between looks at moves that are waited for.
 POLL_S: Final = 0.2
 
+
+def _or_nothing(reason: str | None) -> str:
+    return reason or ""
+
+
+def _size(size_bytes: int) -> str:
+    return "?" if size_bytes < 0 else human_bytes(size_bytes)
+
+
 _DIRS_COLUMNS: Final = (
     Column("node_id", "NODE"),
     Column("topic", "TOPIC"),
@@ -35,11 +44,9 @@ _DIRS_COLUMNS: Final = (
     Column("segment_count", "SEGMENTS"),
     Column("log_start_offset", "START"),
     Column("log_end_offset", "END"),
-    Column("offline_reason", "PROBLEM", show=lambda reason: reason or ""),
+    Column("offline_reason", "PROBLEM", show=_or_nothing),
     Column("path", "DIRECTORY", wide=True),
 )
-
-
 _DISKS_COLUMNS: Final = (
     Column("node_id", "NODE"),
     Column("path", "DIRECTORY"),
@@ -47,9 +54,9 @@ _DISKS_COLUMNS: Final = (
     Column("partitions", "PARTITIONS"),
     Column("moving_in", "MOVING IN"),
     Column("size_bytes", "SIZE", show=human_bytes),
-    Column("free_bytes", "FREE", show=lambda size: "?" if size < 0 else human_bytes(size)),
-    Column("total_bytes", "TOTAL", show=lambda size: "?" if size < 0 else human_bytes(size)),
-    Column("failure", "PROBLEM", show=lambda reason: reason or ""),
+    Column("free_bytes", "FREE", show=_size),
+    Column("total_bytes", "TOTAL", show=_size),
+    Column("failure", "PROBLEM", show=_or_nothing),
     Column("directory_id", "ID", wide=True),
 )
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from kafkalite.errors import BrokerError, InvalidUpdateVersionError
 from kafkalite.metadata.decision import Decision, outcome
-from kafkalite.metadata.features import FIRST_LEVEL, SUPPORTED, level_of, range_text, supports
+from kafkalite.metadata.features import FIRST_LEVEL, SUPPORTED, level_of, range_of, range_text, supports
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.metadata.records import FeatureLevelRecord, MetadataRecord
 from kafkalite.protocol.messages.admin import (
@@ -103,7 +103,5 @@ def describe_features(image: ClusterImage, nodes: NodeRanges) -> list[FeatureDes
 def _node_feature(node_id: int, ranges: Sequence[FeatureRange] | None, feature: str) -> NodeFeature:
     if ranges is None:
         return NodeFeature(node_id, 0, 0)
-    for each in ranges:
-        if each.feature == feature:
-            return NodeFeature(node_id, each.min_level, each.max_level)
-    return NodeFeature(node_id, FIRST_LEVEL, FIRST_LEVEL)
+    found = range_of(ranges, feature)
+    return NodeFeature(node_id, *((FIRST_LEVEL, FIRST_LEVEL) if found is None else found[1:]))

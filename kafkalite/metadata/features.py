@@ -110,18 +110,18 @@ def refusal(levels: Mapping[str, int], capability: Capability) -> UnsupportedVer
     )
 
 
+def range_of(ranges: Sequence[FeatureRange], feature: str) -> FeatureRange | None:
+    """Return the range of ``feature``. A program without one was written before there were levels."""
+    return next((each for each in ranges if each.feature == feature), None)
+
+
 def supports(ranges: Sequence[FeatureRange], feature: str, level: int) -> bool:
-    """Whether a program with these ranges supports a level. A program without a range of the feature was
-    written before there were levels."""
-    for each in ranges:
-        if each.feature == feature:
-            return each.min_level <= level <= each.max_level
-    return level == FIRST_LEVEL
+    """Whether a program with these ranges supports a level."""
+    found = range_of(ranges, feature)
+    return level == FIRST_LEVEL if found is None else found.min_level <= level <= found.max_level
 
 
 def range_text(ranges: Sequence[FeatureRange], feature: str) -> str:
     """Return the supported levels as in "supports metadata.version 1 to 2"."""
-    for each in ranges:
-        if each.feature == feature:
-            return f"{feature} {each.min_level} to {each.max_level}"
-    return f"{feature} {FIRST_LEVEL}"
+    found = range_of(ranges, feature)
+    return f"{feature} {FIRST_LEVEL if found is None else f'{found.min_level} to {found.max_level}'}"

@@ -237,6 +237,15 @@ class LogDirs:
             self._fs.write_atomically(self._known_path, encode_log_dirs(known))
             self._known = known
 
+    def _expect_another_start(self, directory_id: str) -> None:
+        """Record, in the first directory, one more start in which this further directory was used."""
+        self._write_known(
+            [
+                one._replace(starts=one.starts + 1) if one.directory_id == directory_id else one
+                for one in self._known
+            ]
+        )
+
     @property
     def _known_path(self) -> str:
         return layout.join(self._stores[0].path, layout.LOG_DIRS_FILE)
@@ -333,11 +342,9 @@ class LogDirs:
     def _trust(self, store: LogStore) -> None:
         """Count a start in a directory that was an older copy, so that it is none. May run in any thread."""
         directory_id = store.identity.directory_id
-        starts = 1 + next(one.starts for one in self._known if one.directory_id == directory_id)
-        self._write_starts(store.path, starts)
-        self._write_known(
-            [one._replace(starts=starts) if one.directory_id == directory_id else one for one in self._known]
-        )
+        starts = next(one.starts for one in self._known if one.directory_id == directory_id)
+        self._write_starts(store.path, starts + 1)
+        self._expect_another_start(directory_id)
         self._older.discard(store.path)
         logger.info("data directory is trusted again %s", Fields(path=store.path))
 
@@ -689,13 +696,7 @@ class LogDirs:
 
         May be called in any thread. Raises OSError, StorageExhaustedError.
         """
-        directory_id = self._store_at(copy).identity.directory_id
-        self._write_known(
-            [
-                one._replace(starts=one.starts + 1) if one.directory_id == directory_id else one
-                for one in self._known
-            ]
-        )
+        self._expect_another_start(self._store_at(copy).identity.directory_id)
 
     def _store_at(self, copy: LogCopy) -> LogStore:
         return next(one for one in self._stores if one.path == layout.parent(copy.target_directory))

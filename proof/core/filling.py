@@ -17,10 +17,10 @@ from kafkalite.records.batch import iter_batches
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import check, total_length
 from kafkalite.replication.partition import Partition
-from kafkalite.storage.compaction_swap import SwapWork
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import PAGE_CACHE, LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.compaction import run_pass
 from proof.core.parts import TOPIC_ID, ViolationError
 
 _CONFIG: Final = LogConfig(
@@ -88,23 +88,7 @@ class Replica:
             self.log.finish_sync(sync, None)
         work = self.log.begin_compaction(_NOW_MS, self.partition.high_watermark, 1_000)
         assert work is not None
-        steps = work.steps()
-        result: bytes | None = None
-        while not work.is_complete:
-            try:
-                step = steps.send(result)
-            except StopIteration:
-                break
-            result = None
-            if isinstance(step, SwapWork):
-                self.log.begin_swap(step)
-                step.run()
-                self.log.finish_swap(step, None)
-            else:
-                result = step()
-        save = self.log.finish_compaction(work, _NOW_MS)
-        if save is not None:
-            save()
+        run_pass(self.log, work, _NOW_MS)
 
     def table(self) -> dict[bytes | None, bytes | None]:
         """Return the latest value of each key; a deleted key has none."""

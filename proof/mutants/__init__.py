@@ -78,6 +78,15 @@ def without(name: str) -> Iterator[None]:
         yield
 
 
+def violation_without(name: str, run: Callable[[], str | None]) -> str | None:
+    """Return the violation that ``run`` finds while the mutant is active. Any exception counts as one."""
+    with without(name):
+        try:
+            return run()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+
 def installable(original: Any, replacement: Callable[..., Any]) -> Any:
     """Return ``replacement`` in the form of ``original``: a function, property, static or class method."""
     is_property = isinstance(original, property)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from proof.console import tell
-from proof.mutants import effects, without
+from proof.mutants import effects, violation_without
 from proof.sim.runner import default_jobs, run_one
 from proof.worlds import worlds_of
 
@@ -63,14 +63,14 @@ def _ways(
     """Yield (name of the method, the attempts): random histories of small worlds first."""
 
     def small(run: Callable[[int], str | None], seed: int) -> Attempt:
-        return lambda: _with(mutant, lambda: run(seed))
+        return lambda: violation_without(mutant, lambda: run(seed))
 
     for world in worlds_of(mutant):
         seeds = range(1, 10**6)
         yield world.name, _within(core_budget_s, map(partial(small, world.run), seeds), time.process_time)
     directed = _directed(mutant)
     if directed is not None:
-        yield DIRECTED, [lambda: _with(mutant, directed)]
+        yield DIRECTED, [lambda: violation_without(mutant, directed)]
 
     def cluster(seed: int) -> Attempt:
         return lambda: run_one(seed, 3, mutant).violation
@@ -115,15 +115,6 @@ def _within(
         if clock() > end_s:
             return
         yield attempt
-
-
-def _with(mutant: str, run: Attempt) -> str | None:
-    """Return the violation that ``run`` finds while the mutant is active. Any exception counts as one."""
-    with without(mutant):
-        try:
-            return run()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

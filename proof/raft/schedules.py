@@ -15,7 +15,6 @@ from typing import Any, Final
 from kafkalite.raft.messages import Message
 from kafkalite.raft.node import RESUME_INTERVAL_S
 from kafkalite.rng import seeded_rng
-from proof.mutants import without
 from proof.raft.world import STILL, World
 
 Schedule = Callable[[], str | None]
@@ -700,12 +699,3 @@ DIRECTED: Final[dict[str, Schedule]] = {
     "RAFT-vote-forgotten": s1_a_voter_that_restarts_votes_again,
     "RAFT-vote-twice": s9_a_vote_counts_once,
 }
-
-
-def finds(mutant: str) -> str | None:
-    """Return the violation that the mutant's schedule finds, or None."""
-    with without(mutant):
-        try:
-            return DIRECTED[mutant]()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"

@@ -25,7 +25,6 @@ from kafkalite.errors import (
 )
 from kafkalite.raft.voter_set import AddVoter, RemoveVoter, VoterChange
 from kafkalite.rng import seeded_rng
-from proof.mutants import without
 from proof.raft.world import STILL, World
 
 Schedule = Callable[[], str | None]
@@ -196,7 +195,7 @@ def v7_an_observer_that_lags_is_refused() -> str | None:
 
 
 def v8_a_replaced_disk_neither_votes_nor_acknowledges() -> str | None:
-    """Only node 2 had the entry beside the leader, and its disk is replaced: nobody may elect node 3."""
+    """Only node 2 had the entry beside the leader, and its disk is replaced: no voter may elect node 3."""
     world = _world(1, 2, 3)
     world.isolate(3)
     world.propose(1, ["precious"])
@@ -439,15 +438,6 @@ DIRECTED: Final[dict[str, Schedule]] = {
     "R98-observer-counts": v14_observers_do_not_count,
     "R98-removed-leader-stays": v9_a_leader_that_removes_itself_does_not_count_and_steps_down,
 }
-
-
-def finds(mutant: str) -> str | None:
-    """Return the violation that the mutant's schedule finds, or None."""
-    with without(mutant):
-        try:
-            return DIRECTED[mutant]()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
 
 
 def main() -> None:

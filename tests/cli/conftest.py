@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,9 +36,9 @@ class Result(NamedTuple):
 Kl = Callable[..., Result]
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    """The bootstrap servers of an embedded broker that lives as long as the module."""
+@contextmanager
+def broker_in_a_thread(**settings: str) -> Iterator[str]:
+    """Run an embedded broker, and yield its bootstrap servers."""
     from kafkalite import Broker
 
     up = threading.Event()
@@ -47,7 +48,7 @@ def servers() -> Iterator[str]:
     async def live() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        async with Broker(listeners=("127.0.0.1:0",)) as broker:
+        async with Broker(listeners=("127.0.0.1:0",), **settings) as broker:
             found.append(broker.bootstrap_servers)
             ends.append(lambda: loop.call_soon_threadsafe(stop.set))
             up.set()
@@ -66,6 +67,13 @@ def servers() -> Iterator[str]:
     yield found[0]
     ends[0]()
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    """The bootstrap servers of an embedded broker that lives as long as the module."""
+    with broker_in_a_thread() as started:
+        yield started
 
 
 @pytest.fixture

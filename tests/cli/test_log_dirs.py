@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kafkalite import Admin, Broker, Producer
-from tests.cli.conftest import Kl
+from kafkalite import sync
+from tests.cli.conftest import Kl, broker_in_a_thread
 
 
 @pytest.fixture(scope="module")
@@ -19,35 +17,12 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path, 
     """The bootstrap servers of a broker, and its two data directories. The first has the log of topic t."""
     home = tmp_path_factory.mktemp("disks")
     first, second = home / "a", home / "b"
-    up = threading.Event()
-    found: list[str] = []
-    ends: list[Callable[[], None]] = []
-
-    async def live() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        async with Broker(listeners=("127.0.0.1:0",), log_dirs=f"{first},{second}") as broker:
-            async with Admin(broker.bootstrap_servers) as admin:
-                await admin.create_topic("t", 1)
-            async with Producer(broker.bootstrap_servers) as producer:
-                await producer.send("t", b"x" * 1000)
-            found.append(broker.bootstrap_servers)
-            ends.append(lambda: loop.call_soon_threadsafe(stop.set))
-            up.set()
-            await stop.wait()
-
-    def main() -> None:
-        try:
-            asyncio.run(live())
-        finally:
-            up.set()
-
-    thread = threading.Thread(target=main)
-    thread.start()
-    up.wait()
-    yield found[0], first, second
-    ends[0]()
-    thread.join()
+    with broker_in_a_thread(log_dirs=f"{first},{second}") as servers:
+        with sync.Admin(servers) as admin:
+            admin.create_topic("t", 1)
+        with sync.Producer(servers) as producer:
+            producer.send("t", b"x" * 1000).result()
+        yield servers, first, second
 
 
 def test_the_directories_are_listed_and_logs_move_between_them(kl: Kl, node: tuple[str, Path, Path]) -> None:

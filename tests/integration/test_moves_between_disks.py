@@ -111,7 +111,7 @@ class TestMoves:
             await move(cluster, target, node_id)
             await producing
             assert await values(cluster) == sent
-            assert cluster.leader("t") == leader  # nobody was elected
+            assert cluster.leader("t") == leader  # no election
             hosted = cluster.brokers[node_id].partitions.find(T)
             assert hosted is not None
             await cluster.wait_until(lambda: hosted.log_end_offset == len(sent))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proof.mutants import ACTIVE, effects
+from proof.mutants import ACTIVE, effects, violation_without
 from proof.raft import voter_schedules
 
 #: Every step of the short changes, and some of the others. ``python -m proof.raft.voter_schedules`` has all.
@@ -18,7 +18,7 @@ def test_schedule_violates_nothing(name):
 
 @pytest.mark.parametrize("mutant", voter_schedules.DIRECTED)
 def test_a_rule_that_is_missing_is_noticed(mutant):
-    assert voter_schedules.finds(mutant) is not None
+    assert violation_without(mutant, voter_schedules.DIRECTED[mutant]) is not None
     assert not ACTIVE
 
 

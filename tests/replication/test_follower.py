@@ -27,10 +27,10 @@ from kafkalite.records.gaps import GAP_BYTES
 from kafkalite.records.header import check, total_length
 from kafkalite.replication.follower import EpochEnd, diverging_at, truncation_target
 from kafkalite.replication.partition import Partition
-from kafkalite.storage.compaction_swap import SwapWork
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.compaction import run_pass
 
 NOW_MS = 1_700_000_000_000
 
@@ -317,22 +317,7 @@ def compacted(node: Node) -> None:
     work.run()
     node.log.finish_sync(work, None)
     done = node.log.begin_compaction(1, node.partition.high_watermark, 1000)
-    steps, result = done.steps(), None
-    while True:
-        try:
-            step = steps.send(result)
-        except StopIteration:
-            break
-        result = None
-        if isinstance(step, SwapWork):
-            node.log.begin_swap(step).run()
-            node.log.finish_swap(step, None)
-        else:
-            result = step()
-    assert done.is_complete
-    save = node.log.finish_compaction(done, 1)
-    if save is not None:
-        save()
+    assert run_pass(node.log, done, 1)
 
 
 def contents(node: Node) -> dict[bytes, bytes]:

@@ -34,7 +34,6 @@ from kafkalite.records.gaps import DESCRIBED_GAP_BYTES, GAP_BYTES, build_gap, is
 from kafkalite.records.header import Codec, check, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import RecoveryPoint, decode_compaction
-from kafkalite.storage.compaction_pass import CompactionPass
 from kafkalite.storage.compaction_swap import SegmentDigest, SwapWork
 from kafkalite.storage.filesystem import FileSystem, unlink_existing
 from kafkalite.storage.inspect import LastSession, verify_log
@@ -43,6 +42,7 @@ from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.storage.recovery_points import RecoveryPointsFile
+from proof.compaction import run_pass
 from proof.damage.one_log import accept_as_expected
 from proof.disk_trees import disk_with_files
 from proof.recording_filesystem import RecordingFileSystem, crash_states
@@ -75,33 +75,10 @@ def sync(log: Log) -> None:
         log.finish_sync(work, None)
 
 
-def run(log: Log, done: CompactionPass, now_ms: int) -> bool:
-    """Run all steps of a pass. Return whether it completed."""
-    steps = done.steps()
-    result: bytes | None = None
-    while True:
-        try:
-            step = steps.send(result)
-        except StopIteration:
-            break
-        result = None
-        if isinstance(step, SwapWork):
-            begun = log.begin_swap(step)
-            if begun is not None:
-                begun.run()
-                log.finish_swap(begun, None)
-        else:
-            result = step()
-    save = log.finish_compaction(done, now_ms)
-    if save is not None:
-        save()
-    return done.is_complete
-
-
 def compact(log: Log, now_ms: int = 1, *, max_keys: int = 1000) -> bool:
     """Run one pass over everything that may be compacted. Return whether there was anything."""
     done = log.begin_compaction(now_ms, log.synced_end_offset, max_keys)
-    return done is not None and run(log, done, now_ms)
+    return done is not None and run_pass(log, done, now_ms)
 
 
 def batches(log: Log, up_to: int | None = None) -> list[RecordBatch]:
